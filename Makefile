@@ -1,0 +1,90 @@
+# Everything a developer types. `make` alone lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.7
+
+.PHONY: help setup demo test soak bench lint format lock clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.kernels ## make .venv: locked dependencies, the project, compiled kernels
+
+demo: setup ## a first look: a small store written, read, verified and dumped
+	@$(BIN)/python -m duramen.demo
+
+test: setup ## every suite, then a table of them; SUITES="unit lint" runs only those
+	@$(BIN)/python tests/suites.py $(SUITES)
+
+soak: setup ## the long runs: ten million fuzz cases, hours of crashes
+	@$(BIN)/python tests/suites.py --soak $(SUITES)
+
+bench: setup ## speed and memory, side by side with Kafka's own log class; ARGS="..." is passed on
+	@$(BIN)/python -m bench $(ARGS)
+
+lint: setup ## ruff and mypy, changing nothing
+	@$(BIN)/python tests/suites.py lint
+
+format: setup ## let ruff rewrite the code
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+# uv resolves for every Python at once, which pip cannot; nothing but this target uses it. Pins stay as they are unless
+# UPGRADE=1. The extras are only resolved, to see that they still fit together with the rest.
+COMPILE = build/lock/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 --no-emit-index-url \
+	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+lock: build/lock/bin/uv ## write requirements*.lock anew from pyproject.toml; UPGRADE=1 moves the pins
+	@$(COMPILE) --generate-hashes -o requirements.lock > /dev/null
+	@$(COMPILE) --generate-hashes --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
+	@$(COMPILE) --group dev --all-extras -c requirements.lock > /dev/null
+	@git --no-pager diff --stat -- requirements.lock requirements-dev.lock
+
+clean: ## remove what was built, but not .venv
+	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/conformance/target
+	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	@rm -f $(VENV)/.kernels $(VENV)/.setup
+
+# The first interpreter that is new enough. PYTHON=... overrules the search.
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11 python3.10,$(shell \
+	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null && echo $(name))))
+
+define NO_PYTHON
+Duramen needs Python 3.10 or newer, and found none. Install it and try again:
+    apt-get install python3 python3-venv
+endef
+define NO_VENV
+This Python cannot make virtual environments. Install the missing part and try again:
+    apt-get install python3-venv
+endef
+export NO_PYTHON NO_VENV
+
+$(VENV)/.setup: pyproject.toml requirements-dev.lock
+	@if [ ! -x $(BIN)/python ]; then \
+	    [ -n "$(PYTHON)" ] || { echo "$$NO_PYTHON" >&2; exit 1; }; \
+	    $(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "$$NO_VENV" >&2; exit 1; }; \
+	    echo "Making $(VENV) with $$($(PYTHON) --version)"; \
+	    $(PYTHON) -m venv $(VENV); \
+	fi
+	@echo "Installing the locked dependencies (a minute or two the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Compiling takes seconds, and far longer when several processes do it at once, so it is done here, once.
+$(VENV)/.kernels: $(VENV)/.setup $(shell find logstore/records -name '*.py')
+	@if [ -e logstore/records/native.py ] || [ -d logstore/records/native ]; then \
+	    echo "Compiling the kernels"; \
+	    $(BIN)/python -m logstore.records.native --warm; \
+	fi
+	@touch $@
+
+build/lock/bin/uv:
+	@[ -n "$(PYTHON)" ] || { echo "$$NO_PYTHON" >&2; exit 1; }
+	@$(PYTHON) -m venv build/lock
+	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)

@@ -1,0 +1,92 @@
+"""`duramen config`: every setting with its range, default, doc and, in a store, the value in force and its source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duramen.session import bad_usage, print_pairs, print_table, session
+
+if TYPE_CHECKING:
+    from logstore.config import Resolved
+
+
+def config(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="One setting, by its topic or broker name.", show_default=False),
+    ] = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print a settings file with every default, for STORE/duramen.toml.")
+    ] = False,
+) -> None:
+    """List every setting, or explain one."""
+    from logstore.config import SETTINGS, any_setting, resolve_broker, resolve_topic, store_file_template
+
+    if template:
+        if name:
+            raise bad_usage("--template prints all settings: leave the name out")
+        session.answer({"template": store_file_template()}, lambda: print(store_file_template(), end=""))
+        return
+    chosen = [any_setting(name)] if name else list(SETTINGS)
+    if session.store_path:
+        with session.open() as store:
+            resolved = {**store.topic_settings(), **store.broker_settings()}
+    else:
+        resolved = {**resolve_topic(), **resolve_broker()}
+    documents = [_document(resolved[setting.name]) for setting in chosen]
+    if name:
+        session.answer({"setting": documents[0]}, lambda: _explain(documents[0]))
+    else:
+        session.answer(
+            {"settings": documents},
+            lambda: print_table(
+                ["setting", "scope", "type", "value", "source", "valid"],
+                [
+                    [each["name"], each["scope"], each["type"], each["value"], _source(each), each["valid"]]
+                    for each in documents
+                ],
+            ),
+        )
+
+
+def _document(resolved: Resolved) -> dict[str, Any]:
+    from logstore.config import format_value
+
+    setting = resolved.setting
+    return {
+        "name": setting.name,
+        "scope": setting.scope.value,
+        "type": setting.kind.value,
+        "valid": setting.valid,
+        "default": format_value(setting.default),
+        "value": format_value(resolved.value),
+        "source": resolved.source.value,
+        "source_name": resolved.source_name,
+        "shadowed": list(resolved.shadowed),
+        "broker_names": [synonym.name for synonym in setting.synonyms],
+        "doc": setting.doc,
+    }
+
+
+def _source(document: dict[str, Any]) -> str:
+    given = document["source_name"]
+    return document["source"] if document["source"] == "default" else f"{document['source']} ({given})"
+
+
+def _explain(document: dict[str, Any]) -> None:
+    print(document["doc"])
+    print()
+    print_pairs(
+        [
+            ("setting", document["name"]),
+            ("scope", document["scope"]),
+            ("type", document["type"]),
+            ("valid", document["valid"]),
+            ("default", document["default"]),
+            ("value", document["value"]),
+            ("source", _source(document)),
+            *([("in the store file", ", then ".join(document["broker_names"]))] if document["broker_names"] else []),
+        ]
+    )

@@ -1,0 +1,162 @@
+"""`duramen offsets` and `duramen describe`: where partitions begin and end, and what is in force for a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duramen.session import bad_usage, print_pairs, print_table, session, size_text, time_text
+
+if TYPE_CHECKING:
+    from logstore.store.registry import Topic
+    from logstore.store.store import LogStore
+
+Topics = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Topics; all of them without.", show_default=False)]
+
+
+def chosen_topics(store: LogStore, names: list[str] | None) -> list[Topic]:
+    return [store.topic(name) for name in names] if names else store.topics()
+
+
+def offsets(
+    topics: Topics = None,
+    partition: Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--timestamp",
+            metavar="MS|earliest|latest|max-timestamp",
+            help="Also the first offset at or after this time.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Show where partitions begin and end."""
+    at_ms = _timestamp(timestamp)
+    with session.open() as store:
+        rows = []
+        for topic in chosen_topics(store, topics):
+            numbers = range(topic.partitions) if partition is None else [topic.partition(partition).partition]
+            for number in numbers:
+                rows.append(_offsets(store, topic, number, at_ms))
+    columns = ["topic", "partition", "log_start_offset", "high_watermark", "recovery_point"]
+    if at_ms is not None:
+        columns += ["found_offset", "found_timestamp"]
+    session.answer(
+        {"offsets": rows},
+        lambda: print_table([name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]),
+    )
+
+
+def _timestamp(text: str | None) -> int | None:
+    special = {"latest": -1, "earliest": -2, "max-timestamp": -3}
+    if text is None or text in special:
+        return special[text] if text else None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise bad_usage(f"--timestamp takes milliseconds, earliest, latest or max-timestamp, not {text!r}")
+    return int(text)
+
+
+def _offsets(store: LogStore, topic: Topic, number: int, at_ms: int | None) -> dict[str, Any]:
+    ends = store.ends(topic)
+    state = store.partition_state(topic, number)
+    row: dict[str, Any] = {
+        "topic": topic.name,
+        "partition": number,
+        "log_start_offset": state.log_start_offset,
+        "high_watermark": ends.high_watermarks[number],
+        "recovery_point": ends.recovery_points[number],
+    }
+    if at_ms is not None:
+        found = store.reader(topic, number).offset_for_timestamp(at_ms)
+        row["found_offset"] = None if found is None else found.offset
+        row["found_timestamp"] = None if found is None else found.timestamp_ms
+    return row
+
+
+def describe(topics: Topics = None) -> None:
+    """Show topics with every setting in force and its source, and what each partition holds."""
+    with session.open() as store:
+        documents = [_describe(store, topic) for topic in chosen_topics(store, topics)]
+
+    def text() -> None:
+        for number, document in enumerate(documents):
+            if number:
+                print()
+            print_pairs(
+                [
+                    ("topic", document["name"]),
+                    ("id", document["id"]),
+                    ("created", time_text(document["created_ms"])),
+                    ("config version", document["config_version"]),
+                ]
+            )
+            print()
+            print_table(
+                ["partition", "log start", "high watermark", "recovery point", "segments", "size", "newest record"],
+                [
+                    [
+                        each["partition"],
+                        each["log_start_offset"],
+                        each["high_watermark"],
+                        each["recovery_point"],
+                        each["segments"],
+                        size_text(each["size_bytes"]),
+                        time_text(each["largest_timestamp_ms"]),
+                    ]
+                    for each in document["partitions"]
+                ],
+            )
+            print()
+            print_table(
+                ["setting", "value", "source"],
+                [
+                    [each["name"], each["value"], _source(each)]
+                    for each in document["settings"]
+                ],
+            )
+
+    session.answer({"topics": documents}, text)
+
+
+def _source(setting: dict[str, Any]) -> str:
+    source = str(setting["source"])
+    return f"{source} ({setting['source_name']})" if source == "store file" else source
+
+
+def _describe(store: LogStore, topic: Topic) -> dict[str, Any]:
+    from logstore.config import format_value
+
+    ends = store.ends(topic)
+    partitions = []
+    for number in range(topic.partitions):
+        state = store.partition_state(topic, number)
+        partitions.append(
+            {
+                "partition": number,
+                "log_start_offset": state.log_start_offset,
+                "high_watermark": ends.high_watermarks[number],
+                "recovery_point": ends.recovery_points[number],
+                "first_dirty_offset": state.first_dirty_offset,
+                "segments": len(state.segments),
+                "size_bytes": sum(segment.size_bytes for segment in state.segments),
+                "largest_timestamp_ms": max((each.largest_timestamp_ms for each in state.segments), default=-1),
+            }
+        )
+    return {
+        "name": topic.name,
+        "id": topic.id,
+        "created_ms": topic.created_ms,
+        "config_version": topic.config_version,
+        "partitions": partitions,
+        "settings": [
+            {
+                "name": name,
+                "value": format_value(each.value),
+                "source": each.source.value,
+                "source_name": each.source_name,
+            }
+            for name, each in store.topic_settings(topic).items()
+        ],
+    }

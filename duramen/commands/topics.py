@@ -1,0 +1,159 @@
+"""`duramen topics`: create, list, describe, alter and delete topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duramen.session import bad_usage, key_values, print_pairs, print_table, session, time_text
+
+if TYPE_CHECKING:
+    from logstore.store.registry import Topic
+    from logstore.store.store import LogStore
+
+app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.", show_default=False)]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", metavar="NAME=VALUE", help="A setting of the topic; may be given again.", show_default=False
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show, but change nothing.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Number of partitions.")] = 1,
+    config: Configs = None,
+    config_file: Annotated[
+        str | None,
+        typer.Option(
+            "--config-file", metavar="FILE", help="A TOML file of settings; --config is stronger.", show_default=False
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a topic; makes the store too when there is none."""
+    configs = _configs(config, config_file)
+    with session.open(create=not dry_run) as store:
+        topic = store.create_topic(name, partitions=partitions, configs=configs, dry_run=dry_run)
+        document = {"topic": _document(store, topic), "created": not dry_run}
+        verb = "Would create" if dry_run else "Created"
+        session.answer(document, lambda: print(f"{verb} {topic.name}, partitions: {topic.partitions}, id: {topic.id}"))
+
+
+@app.command("list")
+def list_() -> None:
+    """List the topics of the store."""
+    with session.open() as store:
+        documents = [_document(store, topic) for topic in store.topics()]
+    session.answer(
+        {"topics": documents},
+        lambda: print_table(
+            ["topic", "partitions", "cleanup.policy", "id"],
+            [[each["name"], each["partitions"], each["cleanup_policy"] or "(none)", each["id"]] for each in documents],
+        ),
+    )
+
+
+@app.command()
+def describe(name: Name) -> None:
+    """Show a topic's id, partitions and own settings (`duramen describe` shows all that are in force)."""
+    with session.open() as store:
+        document = _document(store, store.topic(name))
+
+    def text() -> None:
+        print_pairs(
+            [
+                ("topic", document["name"]),
+                ("id", document["id"]),
+                ("partitions", document["partitions"]),
+                ("created", time_text(document["created_ms"])),
+                ("config version", document["config_version"]),
+                *((key, value) for key, value in document["configs"].items()),
+            ]
+        )
+
+    session.answer({"topic": document}, text)
+
+
+@app.command()
+def alter(
+    name: Name,
+    config: Configs = None,
+    config_file: Annotated[
+        str | None,
+        typer.Option(
+            "--config-file", metavar="FILE", help="A TOML file of settings; --config is stronger.", show_default=False
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", metavar="NAME", help="Back to the store's default; may be given again.", show_default=False
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option("--partitions", min=1, help="New number of partitions; it can only grow.", show_default=False),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Change a topic's settings or add partitions."""
+    configs = _configs(config, config_file)
+    if not configs and not unset and partitions is None:
+        raise bad_usage("nothing to alter: give --config, --config-file, --unset or --partitions")
+    with session.open() as store:
+        topic = store.alter_topic(name, configs=configs, unset=unset or (), partitions=partitions, dry_run=dry_run)
+        document = {"topic": _document(store, topic), "altered": not dry_run}
+    verb = "Would alter" if dry_run else "Altered"
+
+    def text() -> None:
+        print(f"{verb} {topic.name}, partitions: {topic.partitions}")
+        print_pairs(topic.configs.items())
+
+    session.answer(document, text)
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete a topic and all its records."""
+    with session.open() as store:
+        topic = store.topic(name)
+        if not dry_run:
+            session.confirm(f"Delete {name}, {topic.partitions} partitions and all their records?", yes=yes)
+            store.delete_topic(name)
+        document = {"topic": _document(store, topic), "deleted": not dry_run}
+    verb = "Would delete" if dry_run else "Deleted"
+    session.answer(document, lambda: print(f"{verb} {name}, partitions: {topic.partitions}, id: {topic.id}"))
+
+
+def _configs(config: list[str] | None, config_file: str | None) -> dict[str, object]:
+    from logstore.config import load_toml
+
+    found: dict[str, object] = load_toml(config_file) if config_file else {}
+    found.update(key_values(config, "--config"))
+    return found
+
+
+def _document(store: LogStore, topic: Topic) -> dict[str, Any]:
+    from logstore.config import format_value
+
+    policy = store.topic_settings(topic)["cleanup.policy"].value
+    return {
+        "name": topic.name,
+        "id": topic.id,
+        "partitions": topic.partitions,
+        "cleanup_policy": format_value(policy),
+        "configs": dict(topic.configs),
+        "config_version": topic.config_version,
+        "created_ms": topic.created_ms,
+    }

@@ -1,0 +1,1 @@
+"""The engine: Kafka's partition log, without Spark."""

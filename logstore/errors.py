@@ -1,0 +1,261 @@
+"""Every error Duramen raises on purpose, flat, one condition a class.
+
+An error says what happened, where (file, position, offset, partition) and, when there is one, the way out.
+`kafka_code` is the number Apache Kafka gives the same condition on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DuramenError(Exception):
+    """Base of all errors raised on purpose."""
+
+    kafka_code: ClassVar[int] = -1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        partition: object = None,
+        file: str | None = None,
+        position: int | None = None,
+        offset: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.what = what
+        self.partition = None if partition is None else str(partition)
+        self.file = file
+        self.position = position
+        self.offset = offset
+        self.hint = hint
+        super().__init__(what)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process boundaries (Spark workers); rebuild them without calling each subclass's own signature.
+        return (_rebuild, (type(self), self.__dict__.copy()))
+
+    def where(self) -> dict[str, object]:
+        """The known places, in reading order; empty when the condition has none."""
+        places = {"partition": self.partition, "file": self.file, "position": self.position, "offset": self.offset}
+        return {name: value for name, value in places.items() if value is not None}
+
+    def __str__(self) -> str:
+        text = self.what
+        places = self.where()
+        if places:
+            text += " (" + ", ".join(f"{name} {value}" for name, value in places.items()) + ")"
+        if self.hint:
+            text += f". {self.hint}"
+        return text
+
+
+def _rebuild(kind: type[DuramenError], state: dict[str, object]) -> DuramenError:
+    error = kind.__new__(kind)
+    error.__dict__.update(state)
+    error.args = (state.get("what"),)
+    return error
+
+
+# --- bytes on disk -----------------------------------------------------------------------------------------------
+
+
+class CorruptBatch(DuramenError):
+    """A record batch or legacy message whose bytes cannot be what was written."""
+
+    kafka_code = 2
+
+
+class CorruptIndex(DuramenError):
+    """An index file whose size or entries break the format's rules."""
+
+
+class CorruptSnapshot(DuramenError):
+    """A producer snapshot with a wrong version, length or checksum."""
+
+
+class CorruptCheckpoint(DuramenError):
+    """A text checkpoint or metadata file that does not follow its frame."""
+
+
+class CorruptState(DuramenError):
+    """A state file of the store with a wrong version, length or checksum."""
+
+
+class DamagedLog(DuramenError):
+    """Committed data could not be read back; `duramen recover` is the way out."""
+
+
+class UnsupportedFormat(DuramenError):
+    """A magic, codec or version this release does not know."""
+
+    kafka_code = 76
+
+
+class DecompressionLimit(DuramenError):
+    """A compressed payload would grow beyond the configured limit."""
+
+    kafka_code = 10
+
+
+# --- appending ---------------------------------------------------------------------------------------------------
+
+
+class InvalidRecord(DuramenError):
+    """A record or batch that breaks a rule of the topic or of the format."""
+
+    kafka_code = 87
+
+
+class NullKey(InvalidRecord):
+    """A record without key on a compacted topic."""
+
+
+class RecordTooLarge(DuramenError):
+    """A batch larger than max.message.bytes."""
+
+    kafka_code = 10
+
+
+class AppendTooLarge(DuramenError):
+    """One append larger than segment.bytes."""
+
+    kafka_code = 18
+
+
+class InvalidTimestamp(DuramenError):
+    """A record timestamp outside message.timestamp.before/after.max.ms."""
+
+    kafka_code = 32
+
+
+class OffsetsOutOfOrder(DuramenError):
+    """Ready-made batches whose offsets do not increase from the log's end."""
+
+
+class OffsetOverflow(DuramenError):
+    """An offset more than 2^31-1 above its segment's base."""
+
+
+class OutOfOrderSequence(DuramenError):
+    """A producer's sequence number that does not follow its last one."""
+
+    kafka_code = 45
+
+
+class InvalidProducerEpoch(DuramenError):
+    """A producer epoch below the one already seen."""
+
+    kafka_code = 47
+
+
+class TransactionCoordinatorFenced(DuramenError):
+    """A transaction marker from an older coordinator."""
+
+    kafka_code = 52
+
+
+class InvalidTransactionState(DuramenError):
+    """A transactional batch or marker that does not fit the producer's open transaction."""
+
+    kafka_code = 48
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+class OffsetOutOfRange(DuramenError):
+    """A position below the log start or beyond the log end."""
+
+    kafka_code = 1
+
+
+class BufferLimit(DuramenError):
+    """A single batch is larger than the read buffer may become."""
+
+    kafka_code = 10
+
+
+# --- names, settings, stores -------------------------------------------------------------------------------------
+
+
+class InvalidTopic(DuramenError):
+    """A topic name outside Kafka's rule."""
+
+    kafka_code = 17
+
+
+class UnknownTopic(DuramenError):
+    """No such topic or partition in the store."""
+
+    kafka_code = 3
+
+
+class TopicExists(DuramenError):
+    """A topic of that name is already there."""
+
+    kafka_code = 36
+
+
+class UnknownConfig(DuramenError):
+    """A configuration name that does not exist; the message has the nearest one."""
+
+    kafka_code = 40
+
+
+class InvalidConfig(DuramenError):
+    """A configuration value of the wrong type or outside its range."""
+
+    kafka_code = 40
+
+
+class NotAStore(DuramenError):
+    """The folder is not a Duramen store."""
+
+
+class StoreVersionError(DuramenError):
+    """The store was written by a newer release, or needs an upgrade."""
+
+
+class UnsuitableFileSystem(DuramenError):
+    """The file system lacks something the store relies on."""
+
+
+class LockHeld(DuramenError):
+    """Another process holds a lock longer than we were told to wait."""
+
+
+class StoreInUse(DuramenError):
+    """A broker or another process uses the directory exclusively."""
+
+
+class ImportRefused(DuramenError):
+    """A Kafka log directory that cannot be taken in as it is."""
+
+
+class ExportRefused(DuramenError):
+    """A target directory that cannot become a broker's."""
+
+
+# --- delivery over a socket --------------------------------------------------------------------------------------
+
+
+class DeliveryTooLarge(DuramenError):
+    """Message sets whose lengths do not fit the framing's int32; nothing was sent."""
+
+    kafka_code = 10
+
+
+class DeliveryBroken(DuramenError):
+    """A file ended before the bytes promised from it; unless `bytes_sent` is 0 the connection must be closed."""
+
+    kafka_code = 56
+    bytes_sent: int = 0
+
+
+class DeliveryTimeout(DuramenError):
+    """The other side took its bytes too slowly; unless `bytes_sent` is 0 the connection must be closed."""
+
+    kafka_code = 7
+    bytes_sent: int = 0

@@ -1,0 +1,225 @@
+"""The file-system seam: every file access of the engine goes through a `FileSystem`.
+
+The engine gets the operating system's; crash tests put a simulated one in its place that forgets what was not synced.
+Positions are explicit (pread/pwrite), so one descriptor serves many threads. Errors of the operating system travel up
+as they are (OSError); what they mean for the log is said by the caller.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it only from Python 3.12
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    size_bytes: int
+    mtime_ms: int
+    ctime_ms: int
+
+
+class File(Protocol):
+    path: str
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to `size` bytes at `position`; fewer only at the end of the file."""
+        ...
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """Fill `buffer` from `position`; returns how many bytes there were, fewer only at the end of the file."""
+        ...
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data` at `position`, extending the file where needed."""
+        ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None:
+        """Cut, or extend with zeros, to exactly `size` bytes."""
+        ...
+
+    def fsync(self) -> None: ...
+
+    def fileno(self) -> int:
+        """A real descriptor, for sendfile and locks."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        """`create` makes the file when missing (implies writable); with `exclusive` it must be missing."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def stat(self, path: str) -> FileStat: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names."""
+        ...
+
+    def mkdir(self, path: str) -> None:
+        """Make the directory and its parents; fine when it is there."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic; replaces `target`."""
+        ...
+
+    def link(self, source: str, target: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def rmdir(self, path: str) -> None: ...
+
+    def set_mtime(self, path: str, mtime_ms: int) -> None: ...
+
+    def fsync_dir(self, path: str) -> None: ...
+
+
+class OsFile:
+    """A file of the operating system, by descriptor."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self.path = path
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]  # a signal or the 2 GiB limit of one call can cut a read short
+        got = len(data)
+        while got < size:
+            data = os.pread(self._fd, size - got, position + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        view = memoryview(buffer).cast("B")
+        got = 0
+        while got < len(view):
+            count = os.preadv(self._fd, [view[got:]], position + got)
+            if count == 0:
+                break
+            got += count
+        return got
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._fd, view[done:], position + done)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def fsync(self) -> None:
+        os.fsync(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class OsFileSystem:
+    """The operating system's files."""
+
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        flags = os.O_CLOEXEC | (os.O_RDWR if writable or create else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
+        return OsFile(os.open(path, flags, 0o644), path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def stat(self, path: str) -> FileStat:
+        found = os.stat(path)
+        return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, found.st_ctime_ns // 1_000_000)
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def set_mtime(self, path: str, mtime_ms: int) -> None:
+        os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
+
+    def fsync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+OS_FILES: FileSystem = OsFileSystem()
+
+
+def read_whole(fs: FileSystem, path: str, *, limit: int) -> bytes:
+    """All bytes of a small file; refuses one larger than `limit` with OSError(EFBIG)."""
+    file = fs.open(path)
+    try:
+        size = file.size()
+        if size > limit:
+            raise OSError(errno.EFBIG, f"larger than the limit of {limit} bytes", path)
+        return file.pread(size, 0)
+    finally:
+        file.close()
+
+
+def replace_file(fs: FileSystem, path: str, data: bytes, *, durable: bool = True) -> None:
+    """Replace `path` as a whole: temporary file, fsync, rename, directory fsync.
+
+    Without `durable` nothing is synced: readers still see the old or the new content, but after a power cut the
+    content is unknown, so the caller's format must carry a checksum and have another source.
+    """
+    temporary = path + ".tmp"
+    file = fs.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        if durable:
+            file.fsync()
+    finally:
+        file.close()
+    fs.rename(temporary, path)
+    if durable:
+        fs.fsync_dir(os.path.dirname(path) or ".")

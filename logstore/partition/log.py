@@ -1,0 +1,845 @@
+"""One partition's log, for the one process that writes it.
+
+Append and roll, flush, truncate, raise the log start, retain; reads within the process go through `reading`, other
+processes use `reader`. All methods may be called from several threads. Failures in the middle of an append take back
+what they wrote; if that fails too the log refuses further writes until it is opened again with recovery.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import LogConfig
+from logstore.errors import AppendTooLarge, CorruptState, DamagedLog, InvalidRecord, OffsetOutOfRange, OffsetsOutOfOrder
+from logstore.files import OS_FILES, FileSystem
+from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
+from logstore.partition.deletion import mark_deleted, sweep_deleted
+from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin, ProducerBatch
+from logstore.partition.producers import producer_entries, producer_entry
+from logstore.partition.reading import Fetched, Isolation, LogView, fetch, offset_for_timestamp, read_chunks
+from logstore.partition.recovery import Loader, RecoveryReport
+from logstore.partition.retention import LogFacts, RetentionPolicy, SegmentFacts, deletable_prefix, policies_of
+from logstore.partition.roll import RollReason, draw_jitter_ms, max_segment_ms
+from logstore.partition.state import PartitionState, SegmentEntry, read_state, write_state
+from logstore.partition.validation import (
+    check_columns,
+    check_sizes,
+    client_batches,
+    codec_level,
+    topic_codec_id,
+    whole_batches,
+)
+from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
+from logstore.records.columns import Columns, columns_of
+from logstore.records.control import encode_marker
+from logstore.records.decoder import Decoder
+from logstore.records.encoder import BATCH_BYTES, BatchOptions, EncodedBatches, Encoder
+from logstore.records.native import address_of, kernels
+from logstore.records.record import Record
+from logstore.records.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_SEQUENCE,
+    COUNT,
+    LAST_OFFSET,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    SIZE,
+    TRANSACTIONAL_BIT,
+    BatchTable,
+)
+from logstore.segment.segment import LogSegment, RollLimits
+from logstore.segment.time_index import TimestampOffset
+from logstore.topic import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from typing_extensions import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class AppendInfo:
+    """What an append did; `duplicate` means that a producer's repeat was recognised and nothing was written."""
+
+    first_offset: int
+    last_offset: int
+    records: int
+    bytes: int
+    rolls: int = 0
+    duplicate: bool = False
+    log_append_time_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSegments:
+    policy: str
+    base_offsets: tuple[int, ...]
+    bytes: int
+
+
+class PartitionLog:
+    """Open with `PartitionLog.open`; use as a context manager or `close` it."""
+
+    def __init__(
+        self,
+        directory: str,
+        loader: Loader,
+        *,
+        partition: TopicPartition,
+        config: LogConfig,
+        state_path: str | None,
+        state: PartitionState,
+        high_watermark: int | None,
+        clock: Clock,
+        fs: FileSystem,
+        limits: Limits,
+        long_lived: bool,
+        manual_high_watermark: bool,
+        randomness: random.Random,
+    ) -> None:
+        self.directory = directory
+        self.partition = partition
+        self.config = config
+        self._clock = clock
+        self._fs = fs
+        self._limits = limits
+        self._long_lived = long_lived
+        self._manual = manual_high_watermark
+        self._randomness = randomness
+        self._state_path = state_path
+        self._state = state
+        self._lock = threading.RLock()
+        self._broken: str | None = None
+        self._placing = False  # an append has begun to write
+        self._closed = False
+        loaded = loader.load()
+        self.recovery: RecoveryReport = loaded.report
+        self._segments = loaded.segments
+        self._epochs = loaded.epochs
+        self._producers = loaded.producers
+        self._log_start = loaded.log_start_offset
+        self._log_end = loaded.log_end_offset
+        self._recovery_point = loaded.recovery_point
+        wanted = self._log_end if high_watermark is None and not manual_high_watermark else high_watermark
+        self._high_watermark = min(max(wanted if wanted is not None else 0, self._log_start), self._log_end)
+        self._producers.on_high_watermark_updated(self._high_watermark)
+        self._last_flush_ms = clock.monotonic_ms()
+        self._active.jitter_ms = draw_jitter_ms(config, randomness)
+        if long_lived:
+            self._active.activate()
+        self._save_state()
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        *,
+        partition: TopicPartition,
+        config: LogConfig = LogConfig(),  # noqa: B008 (frozen)
+        clean: bool,
+        state_path: str | None = None,
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+        high_watermark: int | None = None,
+        manual_high_watermark: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+        fs: FileSystem = OS_FILES,
+        limits: Limits = DEFAULT_LIMITS,
+        long_lived: bool = True,
+        producer_expiration_ms: int = DEFAULT_EXPIRATION_MS,
+        randomness: random.Random | None = None,
+    ) -> PartitionLog:
+        """Open, or create, the log in `directory`; `.recovery` says what was found and repaired.
+
+        `clean` says that the last writer closed the log; otherwise everything from `recovery_point` on is checked.
+        Without `manual_high_watermark` the high watermark follows the log end, as on a broker that is its only
+        replica.
+        """
+        state = None
+        notes = []
+        if state_path is not None:
+            try:
+                state = read_state(fs, state_path, limits=limits)
+            except CorruptState as error:
+                notes.append(f"state file rebuilt: {error}")
+        state = state or PartitionState(log_start_offset=log_start_offset)
+        loader = Loader(
+            fs,
+            directory,
+            partition=partition,
+            config=config,
+            clock=clock,
+            limits=limits,
+            clean=clean,
+            recovery_point=recovery_point,
+            log_start_offset=max(log_start_offset, state.log_start_offset),
+            producer_expiration_ms=producer_expiration_ms,
+        )
+        loader.report.notes += notes
+        return cls(
+            directory,
+            loader,
+            partition=partition,
+            config=config,
+            state_path=state_path,
+            state=state,
+            high_watermark=high_watermark,
+            clock=clock,
+            fs=fs,
+            limits=limits,
+            long_lived=long_lived,
+            manual_high_watermark=manual_high_watermark,
+            randomness=randomness or random.Random(),
+        )
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log_start
+
+    @property
+    def log_end_offset(self) -> int:
+        return self._log_end
+
+    @property
+    def high_watermark(self) -> int:
+        return self._high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where a read_committed reader must stop: no transaction below is open, or ended above the high watermark."""
+        unstable = self._producers.first_unstable_offset()
+        return self._high_watermark if unstable is None else min(unstable, self._high_watermark)
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below is known to be on disk."""
+        return self._recovery_point
+
+    @property
+    def segments(self) -> tuple[LogSegment, ...]:
+        """Oldest first; the last one is active."""
+        return tuple(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def _active(self) -> LogSegment:
+        return self._segments[-1]
+
+    def _view(self, isolation: Isolation) -> LogView:
+        with self._lock:
+            end = {
+                Isolation.LOG_END: self._log_end,
+                Isolation.READ_UNCOMMITTED: self._high_watermark,
+                Isolation.READ_COMMITTED: self.last_stable_offset,
+            }[isolation]
+            segments = {segment.base_offset: segment for segment in self._segments}
+            return LogView(self.partition, tuple(segments), segments.__getitem__, self._log_start, end, self._log_end)
+
+    # --- appending --------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        records: Iterable[Record],
+        *,
+        codec_id: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+        leader_epoch: int = 0,
+    ) -> AppendInfo:
+        """Append plain records. Raises InvalidRecord and its kind, RecordTooLarge, InvalidTimestamp; then nothing is
+        written.
+        """
+        return self._append_columns([columns_of(records)], codec_id, batch_bytes, leader_epoch)
+
+    def append_columns(
+        self,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        codec_id: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+        leader_epoch: int = 0,
+    ) -> AppendInfo:
+        """Append an Arrow table of key, value, timestamp?, headers?; all of it or, when an error is raised, nothing."""
+        from logstore.records.arrow import columns_from_arrow
+
+        return self._append_columns(columns_from_arrow(table), codec_id, batch_bytes, leader_epoch)
+
+    def append_batches(
+        self,
+        data: Buffer,
+        *,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        leader_epoch: int = 0,
+        transaction_version: int = 0,
+    ) -> AppendInfo:
+        """Append ready-made batches.
+
+        From a CLIENT or COORDINATOR offsets are assigned and the topic's rules applied; from REPLICATION batches keep
+        their offsets, which must increase from the log's end on.
+        """
+        array = np.frombuffer(bytearray(memoryview(data).cast("B")), dtype=np.uint8)
+        given = whole_batches(array, self.config, self.partition, sized=origin is not AppendOrigin.REPLICATION)
+        now_ms = self._clock.now_ms()
+        with self._lock, self._all_or_nothing():
+            if origin is AppendOrigin.REPLICATION:
+                self._check_replicated(given.table)
+                return self._append_prepared([given], origin, None, now_ms, transaction_version)
+            parts: Iterable[EncodedBatches] = [given]
+            if origin is AppendOrigin.CLIENT:
+                parts = list(client_batches(given, self.config, now_ms, self._limits, self.partition))
+            elif self.config.message_timestamp_type == "LogAppendTime":
+                kernels().stamp_append_time(address_of(given.data), address_of(given.table), len(given.table), now_ms)
+            return self._append_prepared(parts, origin, leader_epoch, now_ms, transaction_version)
+
+    def append_marker(
+        self,
+        *,
+        commit: bool,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int = 0,
+        leader_epoch: int = 0,
+        transaction_version: int = 0,
+    ) -> AppendInfo:
+        """End a producer's transaction, as its coordinator does."""
+        marker = encode_marker(
+            commit=commit,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=self._clock.now_ms(),
+        )
+        return self.append_batches(
+            marker, origin=AppendOrigin.COORDINATOR, leader_epoch=leader_epoch, transaction_version=transaction_version
+        )
+
+    def _append_columns(
+        self, parts: Iterable[Columns], codec_id: int, batch_bytes: int, leader_epoch: int
+    ) -> AppendInfo:
+        now_ms = self._clock.now_ms()
+        codec_id = topic_codec_id(self.config, codec_id)
+        options = BatchOptions(
+            codec_id=codec_id,
+            level=codec_level(self.config, codec_id) if codec_id else None,
+            batch_bytes=min(batch_bytes, self.config.max_message_bytes, self.config.segment_bytes),
+            default_timestamp_ms=now_ms,
+        )
+        encoder = Encoder(options)
+        append_time = self.config.message_timestamp_type == "LogAppendTime"
+
+        def encoded() -> Iterator[EncodedBatches]:
+            for columns in parts:
+                check_columns(columns, self.config, now_ms, codec_id, self.partition)
+                for batches in encoder.encode(columns):
+                    check_sizes(batches.table, self.config, self.partition)
+                    if append_time:
+                        kernels().stamp_append_time(
+                            address_of(batches.data), address_of(batches.table), len(batches.table), now_ms
+                        )
+                    yield batches
+
+        with self._lock, self._all_or_nothing():
+            return self._append_prepared(encoded(), AppendOrigin.CLIENT, leader_epoch, now_ms, 0)
+
+    def _check_replicated(self, table: BatchTable) -> None:
+        begins = np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+        ends = np.concatenate(([self._log_end - 1], table[:-1, LAST_OFFSET]))
+        wrong = np.nonzero(begins <= ends)[0]
+        if len(wrong):
+            raise OffsetsOutOfOrder(
+                f"a batch begins at {int(begins[wrong[0]])}, the log ends at {int(ends[wrong[0]]) + 1}",
+                partition=self.partition,
+                offset=int(begins[wrong[0]]),
+            )
+
+    def _append_prepared(
+        self,
+        parts: Iterable[EncodedBatches],
+        origin: AppendOrigin,
+        leader_epoch: int | None,
+        now_ms: int,
+        transaction_version: int,
+    ) -> AppendInfo:
+        """Place batches, rolling where due. `leader_epoch` None keeps the batches' own offsets and epochs."""
+        self._check_writable()
+        first_offset = self._log_end if leader_epoch is not None else -1
+        records = written = rolls = 0
+        for batches in parts:
+            table = batches.table
+            if not len(table):
+                continue
+            if first_offset < 0:
+                base = int(table[0, BASE_OFFSET])
+                first_offset = base if base >= 0 else int(table[0, LAST_OFFSET])
+            with_producers = bool((table[:, PRODUCER_ID] >= 0).any())
+            if with_producers and leader_epoch is not None and origin is AppendOrigin.CLIENT:
+                duplicate = self._check_producers(table, transaction_version)
+                if duplicate is not None:
+                    return duplicate
+            self._note_epochs(table, leader_epoch)
+            first = 0
+            fresh = False
+            while first < len(table):
+                segment = self._active
+                self._placing = True
+                placed, reason = segment.place(
+                    batches.data,
+                    table,
+                    first,
+                    next_offset=self._log_end,
+                    leader_epoch=leader_epoch if leader_epoch is not None else -1,
+                    now_ms=now_ms,
+                    assign=leader_epoch is not None,
+                    roll_limits=RollLimits(self.config.segment_bytes, max_segment_ms(self.config) - segment.jitter_ms),
+                    fresh=fresh,
+                )
+                fresh = False
+                if placed:
+                    done = table[first : first + placed]
+                    self._log_end = int(done[-1, LAST_OFFSET]) + 1
+                    if with_producers:
+                        self._apply_producers(segment, EncodedBatches(batches.data, done), origin, transaction_version)
+                    self._producers.update_map_end_offset(self._log_end)
+                    written += int(done[:, SIZE].sum())
+                    records += int(np.maximum(done[:, COUNT], 0).sum())
+                    first += placed
+                if reason == ROLL_APPEND_TOO_LARGE:
+                    raise AppendTooLarge(
+                        f"a batch of {int(table[first, SIZE])} bytes; segment.bytes is {self.config.segment_bytes}",
+                        partition=self.partition,
+                        offset=self._log_end,
+                    )
+                if reason != OK:
+                    base = int(table[first, BASE_OFFSET])
+                    if leader_epoch is not None:
+                        base = self._log_end
+                    elif base < 0:  # a legacy set: where it begins is known only after opening it
+                        base = int(table[first, LAST_OFFSET]) - 0x7FFFFFFF
+                    self._roll(max(base, self._log_end), RollReason(reason))
+                    rolls += 1
+                    fresh = True
+            self._flush_by_count()
+        if rolls:
+            self._save_state()
+        if not self._manual:
+            self._set_high_watermark(self._log_end)
+        append_time_ms = now_ms if self.config.message_timestamp_type == "LogAppendTime" else -1
+        last_offset = self._log_end - 1
+        return AppendInfo(max(first_offset, 0), last_offset, records, written, rolls, False, append_time_ms)
+
+    def _check_producers(self, table: BatchTable, transaction_version: int) -> AppendInfo | None:
+        """Epochs and sequences, before anything is written; the answer for a repeat that was recognised."""
+        next_offset = self._log_end
+        entries = []
+        for row in table.tolist():
+            span = row[LAST_OFFSET] - row[BASE_OFFSET]
+            if row[PRODUCER_ID] >= 0:
+                sequence = row[BASE_SEQUENCE]
+                last_sequence = -1 if sequence < 0 else (sequence + span) & 0x7FFFFFFF
+                entries.append(
+                    ProducerBatch(
+                        row[PRODUCER_ID],
+                        row[PRODUCER_EPOCH],
+                        sequence,
+                        last_sequence,
+                        next_offset,
+                        next_offset + span,
+                        row[MAX_TIMESTAMP],
+                        bool(row[ATTRIBUTES] & TRANSACTIONAL_BIT),
+                    )
+                )
+            next_offset += span + 1
+        prepared = self._producers.prepare(entries, AppendOrigin.CLIENT, transaction_version=transaction_version)
+        if prepared.duplicate is None:
+            return None
+        again = prepared.duplicate
+        return AppendInfo(again.first_offset, again.last_offset, 0, 0, duplicate=True)
+
+    def _apply_producers(
+        self, segment: LogSegment, batches: EncodedBatches, origin: AppendOrigin, transaction_version: int
+    ) -> None:
+        for entry in producer_entries(batches.data, batches.table, self._limits):
+            prepared = self._producers.prepare([entry], origin, transaction_version=transaction_version)
+            if prepared.duplicate is None:
+                for aborted in self._producers.apply(prepared):
+                    segment.txn_index.append(aborted)
+
+    def _note_epochs(self, table: BatchTable, leader_epoch: int | None) -> None:
+        if leader_epoch is not None:
+            if leader_epoch >= 0:
+                self._epochs.assign(leader_epoch, self._log_end)
+            return
+        for row in table.tolist():
+            if row[LEADER_EPOCH] >= 0 and row[BASE_OFFSET] >= 0:
+                self._epochs.assign(row[LEADER_EPOCH], row[BASE_OFFSET])
+
+    # --- rolling ----------------------------------------------------------------------------------------------------
+
+    def roll(self) -> int:
+        """Close the active segment and begin a new one at the log end; returns its base offset. Nothing happens when
+        it is empty.
+        """
+        with self._lock:
+            self._check_writable()
+            if self._active.size_bytes:
+                self._roll(self._log_end, None)
+                self._save_state()
+            return self._active.base_offset
+
+    def _roll(self, base_offset: int, reason: RollReason | None) -> None:
+        old = self._active
+        if old.base_offset == base_offset:
+            # Only an index without any room rolls an empty segment; it is made anew.
+            assert old.size_bytes == 0, f"roll to {base_offset} ({reason}) of a segment that begins there"
+            old.close(clean=False)
+            self._segments.pop()
+            for path in mark_deleted(self._fs, self.directory, base_offset):
+                self._fs.unlink(path)
+        else:
+            old.seal()
+        self._segments.append(self._new_segment(base_offset))
+        self._producers.update_map_end_offset(base_offset)
+        # Written before the data it describes is synced; a power cut leaves it unreadable at worst, and the log is
+        # replayed.
+        self._producers.take_snapshot(sync=False)
+
+    def _new_segment(self, base_offset: int) -> LogSegment:
+        self._remove_stale(base_offset)
+        return LogSegment(
+            self._fs,
+            self.directory,
+            base_offset,
+            index_interval_bytes=self.config.index_interval_bytes,
+            index_bytes=self.config.segment_index_bytes,
+            created_ms=self._clock.now_ms(),
+            jitter_ms=draw_jitter_ms(self.config, self._randomness),
+            writable=True,
+            long_lived=self._long_lived,
+            preallocate_bytes=self.config.segment_bytes if self.config.preallocate and self._long_lived else 0,
+            limits=self._limits,
+        )
+
+    def _remove_stale(self, base_offset: int) -> None:
+        for path in mark_deleted(self._fs, self.directory, base_offset):
+            self._fs.unlink(path)
+
+    # --- flushing ---------------------------------------------------------------------------------------------------
+
+    def flush(self, up_to: int | None = None) -> None:
+        """Fsync everything below `up_to` (default: the log end); then the recovery point moves there."""
+        with self._lock:
+            self._flush(self._log_end if up_to is None else min(up_to, self._log_end))
+
+    def _flush(self, up_to: int) -> None:
+        if up_to > self._recovery_point:
+            new_names = False
+            for at, segment in enumerate(self._segments):
+                end = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else INT64_MAX
+                if end > self._recovery_point and segment.base_offset < up_to:
+                    segment.flush()
+                    new_names = new_names or segment.base_offset >= self._recovery_point
+            if new_names:
+                self._sync_snapshots()
+                self._fs.fsync_dir(self.directory)
+            self._recovery_point = up_to
+        self._last_flush_ms = self._clock.monotonic_ms()
+
+    def _sync_snapshots(self) -> None:
+        for offset in self._producers.snapshot_offsets:
+            if offset >= self._recovery_point:
+                file = self._fs.open(self._producers.snapshot_path(offset))
+                try:
+                    file.fsync()
+                finally:
+                    file.close()
+
+    def _flush_by_count(self) -> None:
+        if self._log_end - self._recovery_point >= self.config.flush_messages:
+            self._flush(self._log_end)
+
+    def flush_if_due(self) -> bool:
+        """Flush when the oldest unflushed record may be older than flush.ms; see `flusher` for who calls this."""
+        with self._lock:
+            if self._closed or self._log_end == self._recovery_point:
+                self._last_flush_ms = self._clock.monotonic_ms()
+                return False
+            if self._clock.monotonic_ms() - self._last_flush_ms < self.config.flush_ms:
+                return False
+            self._flush(self._log_end)
+            return True
+
+    # --- high watermark, log start ----------------------------------------------------------------------------------
+
+    def set_high_watermark(self, offset: int) -> int:
+        """Let readers see everything below `offset`, clamped to the log; returns what it became."""
+        with self._lock:
+            self._set_high_watermark(min(max(offset, self._log_start), self._log_end))
+            return self._high_watermark
+
+    def _set_high_watermark(self, offset: int) -> None:
+        self._high_watermark = offset
+        self._producers.on_high_watermark_updated(offset)
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Hide everything below `offset`; the files go with the next retention pass. False when it is no advance.
+
+        Raises OffsetOutOfRange beyond the high watermark.
+        """
+        with self._lock:
+            self._check_writable()
+            if offset > self._high_watermark:
+                raise OffsetOutOfRange(
+                    f"cannot move the log start to {offset}: the high watermark is {self._high_watermark}",
+                    partition=self.partition,
+                    offset=offset,
+                )
+            if offset <= self._log_start:
+                return False
+            self._raise_log_start(offset)
+            self._save_state()
+            self._epochs.truncate_from_start(offset)
+            return True
+
+    def _raise_log_start(self, offset: int) -> None:
+        self._log_start = offset
+        self._recovery_point = max(self._recovery_point, offset)
+        self._producers.on_log_start_offset_incremented(offset)
+
+    # --- truncating -------------------------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> bool:
+        """Drop everything from `offset` on (the whole batch that holds it); False when the log ends there already."""
+        with self._lock:
+            self._check_writable()
+            if offset < 0:
+                raise OffsetOutOfRange(f"cannot truncate to {offset}", partition=self.partition, offset=offset)
+            if offset >= self._log_end:
+                return False
+            if offset < self._segments[0].base_offset:
+                self._start_anew(offset)
+                return True
+            self._truncate(offset)
+            return True
+
+    def _truncate(self, offset: int) -> None:
+        while len(self._segments) > 1 and self._active.base_offset > offset:
+            segment = self._segments.pop()
+            mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
+        self._active.truncate_to(offset)
+        if self._long_lived:
+            self._active.activate()
+        self._after_truncation(offset)
+
+    def _after_truncation(self, offset: int) -> None:
+        self._log_end = offset
+        self._recovery_point = min(self._recovery_point, offset)
+        self._log_start = min(self._log_start, offset)
+        self._epochs.truncate_from_end(offset)
+        self._reload_producers(offset)
+        if self._high_watermark > offset:
+            self._set_high_watermark(offset)
+        self._save_state()
+
+    def _start_anew(self, offset: int) -> None:
+        """Remove everything and go on at `offset` with one empty segment."""
+        for segment in self._segments:
+            mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
+        self._segments = [self._new_segment(offset)]
+        self._epochs.clear()
+        self._producers.truncate_fully_and_start_at(offset)
+        self._log_start = self._log_end = self._recovery_point = offset
+        self._set_high_watermark(offset)
+        self._save_state()
+
+    def start_anew_at(self, offset: int) -> None:
+        with self._lock:
+            self._check_writable()
+            self._start_anew(offset)
+
+    def _reload_producers(self, end_offset: int) -> None:
+        self._producers.truncate_and_reload(self._log_start, end_offset, self._clock.now_ms())
+        start = max(self._producers.map_end_offset, self._log_start)
+        for segment in self._segments:
+            first = segment.find_batch(start)
+            if first is None:
+                continue
+            for header in segment.headers(first.position):
+                entry = producer_entry(segment, header, self._limits)
+                if entry is not None and start <= header.last_offset < end_offset:
+                    self._producers.apply(self._producers.prepare([entry], AppendOrigin.RECOVERY))
+        self._producers.update_map_end_offset(end_offset)
+
+    # --- retention --------------------------------------------------------------------------------------------------
+
+    def apply_retention(
+        self, *, policies: tuple[RetentionPolicy, ...] | None = None, dry_run: bool = False
+    ) -> list[DeletedSegments]:
+        """Run the passes in order and sweep `.deleted` files; returns what each pass removed (or would remove)."""
+        now_ms = self._clock.now_ms()
+        done = []
+        with self._lock:
+            self._check_writable()
+            facts = self._facts()
+            for policy in policies_of(self.config) if policies is None else policies:
+                count = deletable_prefix(policy, facts, now_ms)
+                if not count:
+                    continue
+                gone = facts.segments[:count]
+                done.append(
+                    DeletedSegments(policy.name, tuple(s.base_offset for s in gone), sum(s.size_bytes for s in gone))
+                )
+                if dry_run:
+                    start = facts.segments[count].base_offset if count < len(facts.segments) else facts.log_end_offset
+                    facts = LogFacts(facts.segments[count:], max(start, facts.log_start_offset), *_ends(facts))
+                else:
+                    self._delete_prefix(count)
+                    facts = self._facts()
+            if not dry_run:
+                sweep_deleted(self._fs, self.directory, delay_ms=self.config.file_delete_delay_ms, now_ms=now_ms)
+        return done
+
+    def _facts(self) -> LogFacts:
+        segments = tuple(SegmentFacts(s.base_offset, s.size_bytes, s.largest_timestamp_ms) for s in self._segments)
+        return LogFacts(segments, self._log_start, self._high_watermark, self._log_end)
+
+    def _delete_prefix(self, count: int) -> None:
+        """The log start is raised and durable before any file loses its name."""
+        if count == len(self._segments):
+            self._roll(self._log_end, None)
+        gone = self._segments[:count]
+        self._segments = self._segments[count:]
+        if self._segments[0].base_offset > self._log_start:
+            self._raise_log_start(self._segments[0].base_offset)
+        self._save_state()
+        for segment in gone:  # not closed: a reader of this process may still be at work in it
+            mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
+            self._producers.forget_snapshot(segment.base_offset)
+        self._epochs.truncate_from_start(self._log_start)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        min_one_batch: bool = True,
+    ) -> Fetched:
+        """Where the bytes from `offset` on lie, as Kafka's read answers it; see `reading.fetch`."""
+        committed = isolation is Isolation.READ_COMMITTED
+        return fetch(self._view(isolation), offset, max_bytes, min_one_batch=min_one_batch, committed=committed)
+
+    def records(
+        self, offset: int | None = None, *, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> Iterator[Record]:
+        """Plain records from `offset` (default: the log start) to the end the isolation allows."""
+        view = self._view(isolation)
+        decoder = Decoder(limits=self._limits)
+        start = view.log_start_offset if offset is None else offset
+        for chunk in read_chunks(view, start, limits=self._limits, committed=isolation is Isolation.READ_COMMITTED):
+            columns = decoder.columns(
+                chunk.data,
+                chunk.table,
+                min_offset=start,
+                max_offset=view.end_offset,
+                file=chunk.file,
+                base_position=chunk.position,
+            )
+            for part in columns:
+                yield from part.records()
+
+    def offset_for_timestamp(
+        self, timestamp_ms: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> TimestampOffset | None:
+        """The first record at or after a time; -1 latest, -2 earliest, -3 largest timestamp. None: there is none."""
+        return offset_for_timestamp(self._view(isolation), timestamp_ms, self._limits)
+
+    # --- state, failure, close --------------------------------------------------------------------------------------
+
+    def _save_state(self) -> None:
+        if self._state_path is None:
+            return
+        segments = tuple(SegmentEntry(s.base_offset, s.size_bytes, s.largest.timestamp_ms) for s in self._segments)
+        self._state = self._state.with_segments(segments, log_start_offset=self._log_start)
+        first_dirty = min(max(self._state.first_dirty_offset, self._log_start), self._log_end)
+        self._state = replace(self._state, first_dirty_offset=first_dirty)
+        self._fs.mkdir(os.path.dirname(self._state_path))
+        write_state(self._fs, self._state_path, self._state)
+
+    def _check_writable(self) -> None:
+        if self._closed:
+            raise InvalidRecord("the log is closed", partition=self.partition)
+        if self._broken is not None:
+            raise DamagedLog(
+                f"an earlier write failed and could not be taken back: {self._broken}",
+                partition=self.partition,
+                hint="Close the log and open it with recovery",
+            )
+
+    def _all_or_nothing(self) -> _Rollback:
+        return _Rollback(self)
+
+    def close(self, *, clean: bool = True) -> None:
+        """Seal and close; a clean close flushes everything and leaves a producer snapshot at the log end."""
+        with self._lock:
+            if self._closed:
+                return
+            clean = clean and self._broken is None
+            if clean:
+                self._active.seal()
+                self._producers.update_map_end_offset(self._log_end)
+                self._producers.take_snapshot()
+                self._active.flush()
+                self._flush(self._log_end)
+                self._save_state()
+                self._fs.fsync_dir(self.directory)
+            self._closed = True
+            for segment in self._segments:
+                segment.close(clean=False)
+
+    def __enter__(self) -> PartitionLog:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+
+def _ends(facts: LogFacts) -> tuple[int, int]:
+    return facts.high_watermark, facts.log_end_offset
+
+
+class _Rollback:
+    """Takes back what an append wrote when it raises."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+        self._end = log.log_end_offset
+
+    def __enter__(self) -> None:
+        self._log._placing = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        log = self._log
+        if error is None or log._broken is not None or log._closed:
+            return
+        try:
+            if log._placing:
+                log._truncate(self._end)
+                log._active.trim_log()
+        except Exception as second:
+            log._broken = f"{error}; then {second}"

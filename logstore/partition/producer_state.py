@@ -1,0 +1,611 @@
+"""Producer state of one partition: who wrote last, with which epoch and sequence, and which transactions are open.
+
+Owns the rules that accept or refuse an idempotent or transactional batch, the transactions that hold the last stable
+offset back, and the `.snapshot` files. It sees one small object a batch, never records, and never writes the log or the
+transaction index: an append is *prepared* (checked against a copy of the state), written by the caller, then *applied*.
+Batches without a producer id are none of its business.
+
+What the origins demand:
+
+    origin        lower producer epoch    sequence    older coordinator    plain batch in a transaction
+    CLIENT        refused                 checked     refused              refused
+    COORDINATOR   refused                 -           refused              refused
+    REPLICATION   taken                   -           taken                refused
+    RECOVERY      taken                   -           taken                taken
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+
+from logstore.errors import (
+    CorruptSnapshot,
+    InvalidProducerEpoch,
+    InvalidRecord,
+    InvalidTransactionState,
+    OutOfOrderSequence,
+    TransactionCoordinatorFenced,
+)
+from logstore.files import FileSystem
+from logstore.limits import DEFAULT_LIMITS, INT32_MAX, Limits
+from logstore.partition.snapshot import SnapshotEntry, read_snapshot, write_snapshot
+from logstore.segment.names import FileKind, Transient, file_name, parse_file_name
+from logstore.segment.txn_index import AbortedTransaction
+from logstore.topic import TopicPartition
+
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_COORDINATOR_EPOCH = -1
+
+#: A client has at most this many unanswered batches, so no older one can be repeated.
+BATCHES_REMEMBERED = 5
+DEFAULT_EXPIRATION_MS = 86_400_000
+
+
+class AppendOrigin(Enum):
+    """Where a batch comes from, which decides how strictly it is checked."""
+
+    CLIENT = "client"
+    COORDINATOR = "coordinator"
+    REPLICATION = "replication"
+    RECOVERY = "recovery"
+
+    @property
+    def is_trusted(self) -> bool:
+        """The batch was accepted once already; refusing it now would lose it."""
+        return self in (AppendOrigin.REPLICATION, AppendOrigin.RECOVERY)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerBatch:
+    """A data batch with a producer id, as it will stand in the log. An emptied batch counts like any other."""
+
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+    transactional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransaction:
+    """A COMMIT or ABORT marker. (An empty control batch is not one: its transaction has been cleaned away.)"""
+
+    producer_id: int
+    producer_epoch: int
+    offset: int
+    timestamp_ms: int
+    commit: bool
+    coordinator_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetadata:
+    """What is remembered of a batch."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+
+    @property
+    def first_sequence(self) -> int:
+        return decrement_sequence(self.last_sequence, self.offset_delta)
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """One producer; `batches` are those of its present epoch, oldest first."""
+
+    producer_id: int
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    last_timestamp_ms: int = -1
+    current_txn_first_offset: int | None = None
+    batches: tuple[BatchMetadata, ...] = ()
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_data_offset(self) -> int:
+        """Offset of its last record, -1 when unknown."""
+        return self.batches[-1].last_offset if self.batches else -1
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTransaction:
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    aborted: bool
+
+
+# --- the rules ---------------------------------------------------------------------------------------------------
+
+
+def increment_sequence(sequence: int, increment: int) -> int:
+    """Sequences go from 2147483647 on to 0."""
+    return (sequence + increment) & INT32_MAX
+
+
+def decrement_sequence(sequence: int, decrement: int) -> int:
+    return (sequence - decrement) & INT32_MAX
+
+
+def find_duplicate(state: ProducerState, batch: ProducerBatch) -> BatchMetadata | None:
+    """The remembered batch that `batch` repeats: same epoch and exactly the same sequences."""
+    if batch.producer_epoch != state.producer_epoch:
+        return None
+    for known in state.batches:
+        if known.first_sequence == batch.first_sequence and known.last_sequence == batch.last_sequence:
+            return known
+    return None
+
+
+def check_producer_epoch(
+    state: ProducerState, producer_epoch: int, offset: int, *, partition: object, strictly_newer: bool = False
+) -> None:
+    """Raise InvalidProducerEpoch when the producer has been replaced by one with a higher epoch.
+
+    Markers of transaction protocol 2 carry an epoch above that of their data (`strictly_newer`); one that repeats the
+    present epoch is a retry when no transaction is open, and a late marker of an older one when there is.
+    """
+    if producer_epoch > state.producer_epoch or (producer_epoch == state.producer_epoch and not strictly_newer):
+        return
+    if producer_epoch == state.producer_epoch and state.current_txn_first_offset is None:
+        return
+    raise InvalidProducerEpoch(
+        f"producer {state.producer_id} comes with epoch {producer_epoch}, epoch {state.producer_epoch} has been seen",
+        partition=partition,
+        offset=offset,
+        hint="A newer instance of this producer has taken over, or the transaction has ended",
+    )
+
+
+def check_sequence(
+    state: ProducerState, batch: ProducerBatch, *, partition: object, zero_for_unknown: bool = False
+) -> None:
+    """Raise OutOfOrderSequence unless `batch` follows the producer's last one.
+
+    A new epoch starts at 0. An unknown producer may start anywhere (its state may have expired) unless transaction
+    protocol 2 vouches that it has not (`zero_for_unknown`).
+    """
+    if state.producer_epoch == NO_PRODUCER_EPOCH and not zero_for_unknown:
+        return
+    if batch.producer_epoch == state.producer_epoch and state.last_sequence != NO_SEQUENCE:
+        expected = increment_sequence(state.last_sequence, 1)
+    else:
+        expected = 0
+    if batch.first_sequence != expected:
+        raise OutOfOrderSequence(
+            f"producer {batch.producer_id} (epoch {batch.producer_epoch}) sends sequence {batch.first_sequence} where "
+            f"{expected} is next",
+            partition=partition,
+            offset=batch.first_offset,
+        )
+
+
+def with_batch(state: ProducerState, batch: ProducerBatch) -> ProducerState:
+    """`state` after a data batch. Another epoch forgets the batches of the last one."""
+    metadata = BatchMetadata(
+        batch.last_sequence, batch.last_offset, batch.last_offset - batch.first_offset, batch.max_timestamp_ms
+    )
+    older = state.batches if batch.producer_epoch == state.producer_epoch else ()
+    opens = batch.transactional and state.current_txn_first_offset is None
+    return replace(
+        state,
+        producer_epoch=batch.producer_epoch,
+        last_timestamp_ms=batch.max_timestamp_ms,
+        current_txn_first_offset=batch.first_offset if opens else state.current_txn_first_offset,
+        batches=(*older[-(BATCHES_REMEMBERED - 1) :], metadata),
+    )
+
+
+def with_marker(state: ProducerState, marker: EndTransaction) -> ProducerState:
+    """`state` after a transaction marker."""
+    return replace(
+        state,
+        producer_epoch=marker.producer_epoch,
+        coordinator_epoch=marker.coordinator_epoch,
+        last_timestamp_ms=marker.timestamp_ms,
+        current_txn_first_offset=None,
+        batches=state.batches if marker.producer_epoch == state.producer_epoch else (),
+    )
+
+
+def is_expired(state: ProducerState, now_ms: int, expiration_ms: int) -> bool:
+    """A producer with an open transaction never expires."""
+    return state.current_txn_first_offset is None and now_ms - state.last_timestamp_ms >= expiration_ms
+
+
+def stray_snapshots(snapshot_offsets: Iterable[int], segment_base_offsets: Collection[int]) -> list[int]:
+    """Snapshots to delete at load: those at no segment's base, but for the largest if it is above all bases.
+
+    That one was written at a clean close. Without segments only the largest is kept.
+    """
+    bases = set(segment_base_offsets)
+    strays = sorted(offset for offset in snapshot_offsets if offset not in bases)
+    if strays and strays[-1] > max(bases, default=-1):
+        strays.pop()
+    return strays
+
+
+def to_snapshot_entry(state: ProducerState) -> SnapshotEntry:
+    return SnapshotEntry(
+        producer_id=state.producer_id,
+        producer_epoch=state.producer_epoch,
+        last_sequence=state.last_sequence,
+        last_offset=state.last_data_offset,
+        offset_delta=state.batches[-1].offset_delta if state.batches else 0,
+        timestamp_ms=state.last_timestamp_ms,
+        coordinator_epoch=state.coordinator_epoch,
+        current_txn_first_offset=-1 if state.current_txn_first_offset is None else state.current_txn_first_offset,
+    )
+
+
+def from_snapshot_entry(entry: SnapshotEntry) -> ProducerState:
+    newest = BatchMetadata(entry.last_sequence, entry.last_offset, entry.offset_delta, entry.timestamp_ms)
+    return ProducerState(
+        producer_id=entry.producer_id,
+        producer_epoch=entry.producer_epoch,
+        coordinator_epoch=entry.coordinator_epoch,
+        last_timestamp_ms=entry.timestamp_ms,
+        current_txn_first_offset=entry.current_txn_first_offset if entry.current_txn_first_offset >= 0 else None,
+        batches=(newest,) if entry.last_offset >= 0 else (),
+    )
+
+
+# --- an append under way -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAppend:
+    """What an append will change. With `duplicate` set nothing must be written: answer with that batch's offsets."""
+
+    states: Mapping[int, ProducerState] = field(default_factory=dict)
+    started: tuple[tuple[int, int], ...] = ()
+    completed: tuple[CompletedTransaction, ...] = ()
+    duplicate: BatchMetadata | None = None
+
+
+# --- the partition's producers -----------------------------------------------------------------------------------
+
+
+class ProducerStateManager:
+    """The producers of one partition, up to `map_end_offset`, and their snapshot files. Not thread-safe."""
+
+    def __init__(
+        self,
+        directory: str,
+        fs: FileSystem,
+        partition: TopicPartition,
+        expiration_ms: int = DEFAULT_EXPIRATION_MS,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self._directory = directory
+        self._fs = fs
+        self._partition = partition
+        self._expiration_ms = expiration_ms
+        self._limits = limits
+        self._producers: dict[int, ProducerState] = {}
+        # (first offset, producer id) of open transactions, ascending
+        self._ongoing: list[tuple[int, int]] = []
+        # (first offset, marker's offset) of completed ones whose marker the high watermark has not passed, ascending
+        self._unreplicated: list[tuple[int, int]] = []
+        self._snapshots: list[int] = self._listed_snapshots()
+        self._map_end_offset = 0
+        self._snapshot_offset = 0
+
+    # ----- looking
+
+    @property
+    def map_end_offset(self) -> int:
+        """The state covers everything below this offset."""
+        return self._map_end_offset
+
+    @property
+    def producers(self) -> Mapping[int, ProducerState]:
+        return MappingProxyType(self._producers)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._producers and not self._unreplicated
+
+    def last_state(self, producer_id: int) -> ProducerState | None:
+        return self._producers.get(producer_id)
+
+    def first_undecided_offset(self) -> int | None:
+        """Where the oldest open transaction began."""
+        return self._ongoing[0][0] if self._ongoing else None
+
+    def first_unstable_offset(self) -> int | None:
+        """Where the oldest transaction began that is open, or whose marker the high watermark has not passed."""
+        candidates = [entries[0][0] for entries in (self._ongoing, self._unreplicated) if entries]
+        return min(candidates, default=None)
+
+    # ----- appending
+
+    def prepare(
+        self,
+        batches: Iterable[ProducerBatch | EndTransaction],
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        *,
+        transaction_version: int = 0,
+    ) -> PreparedAppend:
+        """Check one append's batches, in order, and work out what they change; nothing changes yet.
+
+        Raises InvalidProducerEpoch, OutOfOrderSequence, TransactionCoordinatorFenced, InvalidTransactionState or
+        InvalidRecord as the origin demands.
+        """
+        states: dict[int, ProducerState] = {}
+        started: list[tuple[int, int]] = []
+        completed: list[CompletedTransaction] = []
+        for batch in batches:
+            producer_id = batch.producer_id
+            if producer_id < 0:
+                raise InvalidRecord(f"{producer_id} is no producer id", partition=self._partition)
+            known = self._producers.get(producer_id)
+            if origin is AppendOrigin.CLIENT and known is not None and isinstance(batch, ProducerBatch):
+                duplicate = find_duplicate(known, batch)
+                if duplicate is not None:
+                    return PreparedAppend(duplicate=duplicate)
+            state = states.get(producer_id) or known or ProducerState(producer_id)
+            if isinstance(batch, ProducerBatch):
+                self._check_batch(state, batch, origin, transaction_version)
+                states[producer_id] = with_batch(state, batch)
+                if batch.transactional and state.current_txn_first_offset is None:
+                    started.append((batch.first_offset, producer_id))
+            else:
+                self._check_marker(state, batch, origin, transaction_version)
+                states[producer_id] = with_marker(state, batch)
+                if state.current_txn_first_offset is not None:  # a marker without data changes nothing for readers
+                    completed.append(
+                        CompletedTransaction(
+                            producer_id, state.current_txn_first_offset, batch.offset, not batch.commit
+                        )
+                    )
+        return PreparedAppend(states, tuple(started), tuple(completed))
+
+    def _check_batch(
+        self, state: ProducerState, batch: ProducerBatch, origin: AppendOrigin, transaction_version: int
+    ) -> None:
+        if not origin.is_trusted:
+            check_producer_epoch(state, batch.producer_epoch, batch.first_offset, partition=self._partition)
+        if origin is AppendOrigin.CLIENT:
+            if batch.first_sequence < 0:
+                raise InvalidRecord(
+                    f"producer {batch.producer_id} sends no sequence number",
+                    partition=self._partition,
+                    offset=batch.first_offset,
+                )
+            zero_for_unknown = transaction_version >= 2 and not state.batches
+            check_sequence(state, batch, partition=self._partition, zero_for_unknown=zero_for_unknown)
+        if (
+            state.current_txn_first_offset is not None
+            and not batch.transactional
+            and origin is not AppendOrigin.RECOVERY
+        ):
+            raise InvalidTransactionState(
+                f"producer {batch.producer_id} writes outside its transaction, open since offset "
+                f"{state.current_txn_first_offset}",
+                partition=self._partition,
+                offset=batch.first_offset,
+            )
+
+    def _check_marker(
+        self, state: ProducerState, marker: EndTransaction, origin: AppendOrigin, transaction_version: int
+    ) -> None:
+        if origin.is_trusted:
+            return
+        check_producer_epoch(
+            state,
+            marker.producer_epoch,
+            marker.offset,
+            partition=self._partition,
+            strictly_newer=transaction_version >= 2,
+        )
+        if marker.coordinator_epoch < state.coordinator_epoch:
+            raise TransactionCoordinatorFenced(
+                f"marker of producer {marker.producer_id} from coordinator epoch {marker.coordinator_epoch}, epoch "
+                f"{state.coordinator_epoch} has been seen",
+                partition=self._partition,
+                offset=marker.offset,
+            )
+
+    def apply(self, prepared: PreparedAppend) -> list[AbortedTransaction]:
+        """Take a written append into the state; returns the entries for the transaction index, in order.
+
+        All transactions the append began count as open before the first of those it ended is looked at, as in Kafka;
+        the last stable offsets in the index depend on it.
+        """
+        if prepared.duplicate is not None:
+            raise ValueError("a duplicate is never written, so there is nothing to apply")
+        self._producers.update(prepared.states)
+        for begun in prepared.started:
+            insort(self._ongoing, begun)
+        aborted: list[AbortedTransaction] = []
+        for done in prepared.completed:
+            if done.aborted:
+                aborted.append(
+                    AbortedTransaction(
+                        done.producer_id, done.first_offset, done.last_offset, self.last_stable_offset(done)
+                    )
+                )
+            self._complete(done)
+        return aborted
+
+    def last_stable_offset(self, completed: CompletedTransaction) -> int:
+        """Where the oldest open transaction of another producer began, else just behind the marker."""
+        for first_offset, producer_id in self._ongoing:
+            if producer_id != completed.producer_id:
+                return first_offset
+        return completed.last_offset + 1
+
+    def _complete(self, completed: CompletedTransaction) -> None:
+        at = bisect_left(self._ongoing, (completed.first_offset, completed.producer_id))
+        if at < len(self._ongoing) and self._ongoing[at] == (completed.first_offset, completed.producer_id):
+            del self._ongoing[at]
+        insort(self._unreplicated, (completed.first_offset, completed.last_offset))
+
+    def update_map_end_offset(self, offset: int) -> None:
+        """Say that everything below `offset` has been applied."""
+        self._map_end_offset = offset
+
+    def on_high_watermark_updated(self, high_watermark: int) -> None:
+        """Completed transactions whose marker lies below hold nothing back any more."""
+        self._unreplicated = [entry for entry in self._unreplicated if entry[1] >= high_watermark]
+
+    def on_log_start_offset_incremented(self, log_start_offset: int) -> None:
+        self.on_high_watermark_updated(log_start_offset)
+        self._map_end_offset = max(self._map_end_offset, log_start_offset)
+        self._snapshot_offset = self._snapshots[-1] if self._snapshots else log_start_offset
+
+    def remove_expired(self, now_ms: int) -> list[int]:
+        """Forget producers that have not written for `expiration_ms`; returns their ids."""
+        gone = [
+            state.producer_id for state in self._producers.values() if is_expired(state, now_ms, self._expiration_ms)
+        ]
+        for producer_id in gone:
+            del self._producers[producer_id]
+        return gone
+
+    # ----- snapshots
+
+    def _listed_snapshots(self) -> list[int]:
+        try:
+            names = self._fs.listdir(self._directory)
+        except FileNotFoundError:
+            return []
+        files = (parse_file_name(name) for name in names)
+        return sorted(
+            file.base_offset
+            for file in files
+            if file and file.kind is FileKind.SNAPSHOT and file.transient is Transient.NONE
+        )
+
+    def snapshot_path(self, offset: int) -> str:
+        return os.path.join(self._directory, file_name(offset, FileKind.SNAPSHOT))
+
+    @property
+    def snapshot_offsets(self) -> tuple[int, ...]:
+        """Offsets of the snapshot files, ascending."""
+        return tuple(self._snapshots)
+
+    @property
+    def latest_snapshot_offset(self) -> int | None:
+        return self._snapshots[-1] if self._snapshots else None
+
+    def take_snapshot(self, *, sync: bool = True) -> str | None:
+        """Write a snapshot at `map_end_offset`; returns its path, None when the last one is as new."""
+        if self._map_end_offset <= self._snapshot_offset:
+            return None
+        path = self.snapshot_path(self._map_end_offset)
+        write_snapshot(self._fs, path, map(to_snapshot_entry, self._producers.values()), sync=sync)
+        if self._map_end_offset not in self._snapshots:
+            insort(self._snapshots, self._map_end_offset)
+        self._snapshot_offset = self._map_end_offset
+        return path
+
+    def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> list[int]:
+        """Delete the snapshots that belong to no segment; returns their offsets. Looks at the directory anew."""
+        self._snapshots = self._listed_snapshots()
+        strays = stray_snapshots(self._snapshots, segment_base_offsets)
+        for offset in strays:
+            self.delete_snapshot(offset)
+        return strays
+
+    def delete_snapshots_before(self, offset: int) -> None:
+        for old in self._snapshots[: bisect_left(self._snapshots, offset)]:
+            self.delete_snapshot(old)
+
+    def delete_snapshot(self, offset: int) -> bool:
+        """Unlink a snapshot; False when there was none."""
+        self.forget_snapshot(offset)
+        try:
+            self._fs.unlink(self.snapshot_path(offset))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def mark_snapshot_deleted(self, offset: int) -> str | None:
+        """Rename a snapshot to `.deleted`, as its segment's files are; returns the new path, None if there is none."""
+        self.forget_snapshot(offset)
+        target = os.path.join(self._directory, file_name(offset, FileKind.SNAPSHOT, Transient.DELETED))
+        try:
+            self._fs.rename(self.snapshot_path(offset), target)
+        except FileNotFoundError:
+            return None
+        return target
+
+    def forget_snapshot(self, offset: int) -> None:
+        if offset in self._snapshots:
+            self._snapshots.remove(offset)
+
+    # ----- loading and truncating
+
+    def truncate_and_reload(self, log_start_offset: int, log_end_offset: int, now_ms: int) -> list[CorruptSnapshot]:
+        """Bring the state to what the newest snapshot in (log start, log end] says; the caller replays the log from
+        `map_end_offset` on.
+
+        Snapshots out of that range are deleted, corrupt ones as well; the errors of those are returned. If the state
+        ends at `log_end_offset` already it is kept as it is.
+        """
+        in_range = range(bisect_right(self._snapshots, log_start_offset), bisect_right(self._snapshots, log_end_offset))
+        for offset in [offset for at, offset in enumerate(self._snapshots) if at not in in_range]:
+            self.delete_snapshot(offset)
+        if log_end_offset == self._map_end_offset:
+            self.on_log_start_offset_incremented(log_start_offset)
+            return []
+        self._clear()
+        return self._load_newest_snapshot(log_start_offset, now_ms)
+
+    def _load_newest_snapshot(self, log_start_offset: int, now_ms: int) -> list[CorruptSnapshot]:
+        corrupt: list[CorruptSnapshot] = []
+        while self._snapshots:
+            offset = self._snapshots[-1]
+            try:
+                entries = read_snapshot(self._fs, self.snapshot_path(offset), limits=self._limits)
+            except CorruptSnapshot as error:
+                corrupt.append(error)
+                self.delete_snapshot(offset)
+                continue
+            except FileNotFoundError:  # deleted behind our back: the next older one does as well
+                self.forget_snapshot(offset)
+                continue
+            for state in map(from_snapshot_entry, entries):
+                if not is_expired(state, now_ms, self._expiration_ms):
+                    self._producers[state.producer_id] = state
+                    if state.current_txn_first_offset is not None:
+                        insort(self._ongoing, (state.current_txn_first_offset, state.producer_id))
+            self._map_end_offset = self._snapshot_offset = offset
+            return corrupt
+        self._map_end_offset = self._snapshot_offset = log_start_offset
+        return corrupt
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Forget every producer and delete every snapshot; the log starts anew at `offset`."""
+        self._clear()
+        for snapshot in list(self._snapshots):
+            self.delete_snapshot(snapshot)
+        self._snapshot_offset = 0
+        self._map_end_offset = offset
+
+    def _clear(self) -> None:
+        self._producers.clear()
+        self._ongoing.clear()
+        self._unreplicated.clear()

@@ -1,0 +1,181 @@
+"""Reading a partition from another process than the one that writes it.
+
+A reader takes the high watermark first, then the partition's state file, and opens files by name; a file that is gone
+means "look at the list again". It never lists the directory, never blocks a writer and never sees a record twice or
+out of order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from logstore.errors import CorruptState, DamagedLog, OffsetOutOfRange
+from logstore.files import OS_FILES, FileSystem
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.partition.reading import LogView, OnOutOfRange, offset_for_timestamp, read_chunks
+from logstore.partition.state import PartitionState, read_state
+from logstore.records.columns import DecodedColumns
+from logstore.records.decoder import Decoder
+from logstore.records.record import Record
+from logstore.records.table import LAST_OFFSET
+from logstore.segment.segment import LogSegment
+from logstore.segment.time_index import TimestampOffset
+from logstore.topic import TopicPartition
+
+_OPEN_SEGMENTS_MAX = 16
+_LOOKS_MAX = 50
+_LOOK_AGAIN_S = 0.02
+
+
+class PartitionReader:
+    """Not for several threads at once; make one a thread."""
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        partition: TopicPartition,
+        state_path: str,
+        high_watermark: Callable[[], int],
+        last_stable_offset: Callable[[], int] | None = None,
+        fs: FileSystem = OS_FILES,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        """`high_watermark` is asked anew for every view; read_committed needs `last_stable_offset` where transactions
+        may be open.
+        """
+        self.partition = partition
+        self._directory = directory
+        self._state_path = state_path
+        self._high_watermark = high_watermark
+        self._last_stable_offset = last_stable_offset
+        self._fs = fs
+        self._limits = limits
+        self._open: dict[int, LogSegment] = {}
+        self._generation = -1
+
+    def state(self) -> PartitionState:
+        """Raises CorruptState when there is none or it is damaged."""
+        state = read_state(self._fs, self._state_path, limits=self._limits)
+        if state is None:
+            raise CorruptState(
+                "the partition has no state file",
+                partition=self.partition,
+                file=self._state_path,
+                hint="Run `duramen recover`",
+            )
+        return state
+
+    def view(self, *, committed: bool = False) -> LogView:
+        """The log as of now: high watermark first, then the segment list."""
+        high_watermark = self._high_watermark()
+        if committed and self._last_stable_offset is not None:
+            high_watermark = min(high_watermark, self._last_stable_offset())
+        state = self.state()
+        if state.generation != self._generation:
+            self._open.clear()  # files may have been replaced under the same name
+            self._generation = state.generation
+        elif state.segments:
+            self._open.pop(state.segments[-1].base_offset, None)  # the active segment grows
+        bases = tuple(segment.base_offset for segment in state.segments)
+        return LogView(self.partition, bases, self._segment, state.log_start_offset, high_watermark, high_watermark)
+
+    def _segment(self, base_offset: int) -> LogSegment:
+        segment = self._open.pop(base_offset, None)
+        if segment is None:
+            segment = LogSegment(self._fs, self._directory, base_offset, limits=self._limits)
+        self._open[base_offset] = segment  # most recently used last
+        if len(self._open) > _OPEN_SEGMENTS_MAX:
+            del self._open[next(iter(self._open))]
+        return segment
+
+    def columns(
+        self,
+        start: int,
+        end: int | None = None,
+        *,
+        committed: bool = False,
+        headers: bool = True,
+        on_out_of_range: OnOutOfRange = OnOutOfRange.FAIL,
+    ) -> Iterator[DecodedColumns]:
+        """Records of [start, end) as columns; `end` defaults to what is visible at the first look.
+
+        Raises OffsetOutOfRange (also when the log start overtakes the reader), DamagedLog, BufferLimit.
+        """
+        view = self.view(committed=committed)
+        position = view.start(start, on_out_of_range)
+        end = view.end_offset if end is None else min(end, view.end_offset)
+        decoder = Decoder(limits=self._limits, headers=headers)
+        looks = 0
+        while position < end:
+            before = position
+            try:
+                for chunk in read_chunks(view, position, end, limits=self._limits, committed=committed):
+                    for columns in decoder.columns(
+                        chunk.data,
+                        chunk.table,
+                        min_offset=position,
+                        max_offset=end,
+                        file=chunk.file,
+                        base_position=chunk.position,
+                    ):
+                        if len(columns):
+                            yield columns
+                    position = int(chunk.table[-1, LAST_OFFSET]) + 1
+                if self._list_is_current():
+                    return  # whatever lies between here and `end` was compacted away
+            except FileNotFoundError:
+                pass  # replaced or retained while we looked: the list knows more
+            except OffsetOutOfRange:
+                raise
+            except DamagedLog:
+                if looks >= _LOOKS_MAX:
+                    raise
+            looks = 0 if position > before else looks + 1
+            if looks > _LOOKS_MAX:
+                raise DamagedLog(
+                    f"nothing readable at {position}, below the high watermark {end}",
+                    partition=self.partition,
+                    offset=position,
+                    hint="Run `duramen recover`",
+                )
+            if looks:
+                time.sleep(_LOOK_AGAIN_S)
+            view = self.view(committed=committed)
+            view.check(position)
+
+    def _list_is_current(self) -> bool:
+        return self.state().generation == self._generation
+
+    def records(
+        self,
+        start: int,
+        end: int | None = None,
+        *,
+        committed: bool = False,
+        on_out_of_range: OnOutOfRange = OnOutOfRange.FAIL,
+    ) -> Iterator[Record]:
+        """The same as plain records."""
+        for columns in self.columns(start, end, committed=committed, on_out_of_range=on_out_of_range):
+            yield from columns.records()
+
+    def log_start_offset(self) -> int:
+        return self.state().log_start_offset
+
+    def end_offset(self) -> int:
+        return self._high_watermark()
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
+        """See `reading.offset_for_timestamp`; a file that vanishes means looking again."""
+        for _ in range(_LOOKS_MAX):
+            try:
+                return offset_for_timestamp(self.view(), timestamp_ms, self._limits)
+            except FileNotFoundError:
+                self._open.clear()
+        raise DamagedLog("the segment list names a file that is not there", partition=self.partition)
+
+    def close(self) -> None:
+        for segment in self._open.values():
+            segment.close(clean=False)
+        self._open.clear()

@@ -1,0 +1,348 @@
+"""Reading a log by position: fetch, scan, look up by time.
+
+Everything works on a `LogView`: the segments at one moment and how far a reader may see. A position is an offset,
+never a file; gaps are compaction. The view of the writing process and that of other processes (see `reader`) are read
+by the same functions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore.errors import BufferLimit, DamagedLog, OffsetOutOfRange
+from logstore.files import File
+from logstore.limits import INT64_MAX, Limits
+from logstore.partition.delivery import FileRange
+from logstore.records.codes import EXPLAINED
+from logstore.records.decoder import Decoder
+from logstore.records.header import BatchHeader
+from logstore.records.record import NO_TIMESTAMP
+from logstore.records.scan import scan_batches
+from logstore.records.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    LAST_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SIZE,
+    SKIP,
+    TRANSACTIONAL_BIT,
+    BatchTable,
+)
+from logstore.segment.segment import Chunk, LogSegment
+from logstore.segment.time_index import TimestampOffset
+from logstore.segment.txn_index import AbortedTransaction
+from logstore.topic import TopicPartition
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP_QUERY = -3
+EARLIEST_LOCAL = -4
+
+_CHUNK_BYTES = 4 << 20
+
+
+class Isolation(Enum):
+    """How far a reader may see."""
+
+    LOG_END = "log_end"
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
+class OnOutOfRange(Enum):
+    """What a reader does at a position outside the log."""
+
+    FAIL = "fail"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """A log at one moment. `open_segment` gives the segment of a base offset; readers of other processes open it by
+    name.
+    """
+
+    partition: TopicPartition
+    bases: tuple[int, ...]
+    open_segment: Callable[[int], LogSegment]
+    log_start_offset: int
+    end_offset: int
+    log_end_offset: int
+
+    def segment_at(self, offset: int) -> int:
+        """Which segment holds `offset`, or would: the number of the greatest base at or below it."""
+        return max(bisect_right(self.bases, offset) - 1, 0)
+
+    def segment_end(self, number: int) -> int:
+        """One past the last offset the segment can hold."""
+        return self.bases[number + 1] if number + 1 < len(self.bases) else INT64_MAX
+
+    def check(self, offset: int) -> None:
+        """Raises OffsetOutOfRange for a position below the log start or beyond the log end."""
+        if offset < self.log_start_offset:
+            raise OffsetOutOfRange(
+                f"position {offset} is below the log start {self.log_start_offset}",
+                partition=self.partition,
+                offset=offset,
+                hint="The records are gone; start at the earliest offset, or pass on_out_of_range",
+            )
+        if offset > self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"position {offset} is beyond the log end {self.log_end_offset}",
+                partition=self.partition,
+                offset=offset,
+            )
+
+    def start(self, offset: int, on_out_of_range: OnOutOfRange) -> int:
+        """`offset`, or where a reader that is out of range begins instead."""
+        if self.log_start_offset <= offset <= self.log_end_offset or on_out_of_range is OnOutOfRange.FAIL:
+            self.check(offset)
+            return offset
+        return self.log_start_offset if on_out_of_range is OnOutOfRange.EARLIEST else self.end_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A byte range of one segment's `.log`. The first batch may begin below the asked offset, the last may be cut."""
+
+    offset: int
+    segment_base_offset: int
+    position: int
+    size_bytes: int
+    file: File | None
+    first_batch_incomplete: bool = False
+    aborted: tuple[AbortedTransaction, ...] = ()
+
+    def range(self) -> FileRange | None:
+        """For zero-copy delivery; None when there is nothing."""
+        return (
+            FileRange(self.file, self.position, self.size_bytes) if self.file is not None and self.size_bytes else None
+        )
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
+
+
+def fetch(
+    view: LogView, offset: int, max_bytes: int, *, min_one_batch: bool = True, committed: bool = False
+) -> Fetched:
+    """The bytes a consumer at `offset` gets: at most `max_bytes` of one segment, one whole batch if `min_one_batch`.
+
+    Raises OffsetOutOfRange. At the end there is nothing to fetch: an empty range.
+    """
+    view.check(offset)
+    nothing = Fetched(offset, view.bases[-1], 0, 0, None)
+    if offset >= view.end_offset:
+        return nothing
+    for number in range(view.segment_at(offset), len(view.bases)):
+        if view.bases[number] >= view.end_offset:
+            return nothing
+        segment = view.open_segment(view.bases[number])
+        first = segment.find_batch(offset)
+        if first is None:  # all of it was compacted away: go on in the next segment
+            continue
+        limit = _end_position(view, number, segment, first)
+        size = max_bytes if not min_one_batch else max(max_bytes, first.size_bytes)
+        size = max(min(limit - first.position, size), 0)
+        aborted: tuple[AbortedTransaction, ...] = ()
+        if committed:
+            aborted = tuple(
+                aborted_transactions(view, number, offset, _upper_offset(view, number, segment, first.position + size))
+            )
+        return Fetched(offset, segment.base_offset, first.position, size, segment.log, size < first.size_bytes, aborted)
+    return nothing
+
+
+def _end_position(view: LogView, number: int, segment: LogSegment, first: BatchHeader) -> int:
+    if view.segment_end(number) <= view.end_offset:
+        return segment.size_bytes
+    last = segment.find_batch(view.end_offset, first.position)
+    return segment.size_bytes if last is None else last.position
+
+
+def _upper_offset(view: LogView, number: int, segment: LogSegment, end_position: int) -> int:
+    """An offset no fetched record reaches: of the first index entry behind the range, else the next segment's base."""
+    entry = segment.offset_index.first_beyond(end_position)
+    if entry is not None:
+        return entry.offset
+    return min(view.segment_end(number), view.log_end_offset)
+
+
+def aborted_transactions(view: LogView, number: int, start: int, end: int) -> list[AbortedTransaction]:
+    """Aborted transactions that overlap [start, end), from the transaction indexes of segment `number` on."""
+    found: list[AbortedTransaction] = []
+    for at in range(number, len(view.bases)):
+        entries, complete = view.open_segment(view.bases[at]).txn_index.collect_aborted(start, end)
+        found += entries
+        if complete:
+            break
+    return found
+
+
+# --- scan -------------------------------------------------------------------------------------------------------------
+
+
+def read_chunks(
+    view: LogView,
+    start: int,
+    end: int | None = None,
+    *,
+    limits: Limits,
+    committed: bool = False,
+    chunk_bytes: int = _CHUNK_BYTES,
+    verify_crc: bool = True,
+) -> Iterator[Chunk]:
+    """Batches that hold offsets of [start, end), a buffer at a time; aborted ones are marked SKIP when `committed`.
+
+    The buffer is reused between steps and grows to hold one batch, up to the limits' read buffer. Nothing behind
+    `end` is judged: there a writer may be at work. Raises OffsetOutOfRange, BufferLimit, DamagedLog.
+    """
+    view.check(start)
+    end = view.end_offset if end is None else min(end, view.end_offset)
+    position = start
+    buffer = np.empty(0, dtype=np.uint8)
+    number = view.segment_at(start)
+    hidden: dict[int, list[tuple[int, int]]] = {}
+    if committed and start < end:
+        for txn in aborted_transactions(view, number, start, end):
+            hidden.setdefault(txn.producer_id, []).append((txn.first_offset, txn.last_offset))
+    while position < end and number < len(view.bases):
+        if view.bases[number] >= end:
+            break
+        segment = view.open_segment(view.bases[number])
+        stop = min(end, view.segment_end(number))
+        first = segment.find_batch(position)
+        at = segment.size_bytes if first is None else first.position
+        while position < stop and at < segment.size_bytes:
+            wanted = min(chunk_bytes, segment.size_bytes - at)
+            if len(buffer) < wanted:
+                buffer = np.empty(wanted, dtype=np.uint8)
+            got = segment.log.pread_into(buffer[: min(len(buffer), segment.size_bytes - at)].data, at)
+            scan = scan_batches(buffer[:got], verify_crc=verify_crc)
+            table = scan.table[: int(np.searchsorted(_begins(scan.table), stop))]
+            if not len(table):
+                if len(scan.table):
+                    break  # the next batch begins behind the end
+                buffer = _grown(view, segment, at, len(buffer), got, scan.code, limits)
+                continue
+            if hidden:
+                _hide(table, hidden)
+            yield Chunk(buffer, table, at, segment.log.path)
+            position = int(table[-1, LAST_OFFSET]) + 1
+            at += int(table[-1, POSITION] + table[-1, SIZE])
+        number += 1
+
+
+def _begins(table: BatchTable) -> npt.NDArray[np.int64]:
+    return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+
+
+def _grown(
+    view: LogView, segment: LogSegment, at: int, size: int, got: int, code: int, limits: Limits
+) -> npt.NDArray[np.uint8]:
+    """A larger buffer for the batch at `at`; an error when no buffer would help."""
+    header = next(segment.headers(at), None)
+    if header is None or header.size_bytes <= got:
+        raise DamagedLog(
+            f"committed records cannot be read: {EXPLAINED.get(code, 'the file ends early')}",
+            partition=view.partition,
+            file=segment.log.path,
+            position=at,
+            hint="Run `duramen recover`",
+        )
+    if header.size_bytes > limits.read_buffer_bytes:
+        raise BufferLimit(
+            f"a batch of {header.size_bytes} bytes; the read buffer may have {limits.read_buffer_bytes}",
+            partition=view.partition,
+            file=segment.log.path,
+            position=at,
+            offset=header.last_offset,
+            hint="Raise read_buffer_bytes of the reader's limits",
+        )
+    while size < header.size_bytes:
+        size = max(2 * size, 1 << 16)
+    return np.empty(min(size, limits.read_buffer_bytes), dtype=np.uint8)
+
+
+def _hide(table: BatchTable, hidden: dict[int, list[tuple[int, int]]]) -> None:
+    """Mark the data of aborted transactions; their markers are control batches and never delivered."""
+    for row in np.nonzero((table[:, ATTRIBUTES] & TRANSACTIONAL_BIT) != 0)[0].tolist():
+        base = int(table[row, BASE_OFFSET])
+        spans = hidden.get(int(table[row, PRODUCER_ID]), ())
+        if any(first <= base < last for first, last in spans):
+            table[row, SKIP] = 1
+
+
+# --- by time ----------------------------------------------------------------------------------------------------------
+
+
+def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> TimestampOffset | None:
+    """As Kafka answers a list-offsets request; None when no record qualifies or none is visible."""
+    if timestamp_ms == LATEST:
+        return TimestampOffset(NO_TIMESTAMP, view.end_offset)
+    if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+        return TimestampOffset(NO_TIMESTAMP, view.log_start_offset)
+    if timestamp_ms == MAX_TIMESTAMP_QUERY:
+        return _visible(view, _largest_timestamp(view, limits))
+    if timestamp_ms < 0:
+        return None
+    for base in view.bases:
+        segment = view.open_segment(base)
+        if segment.largest_timestamp_ms >= timestamp_ms:
+            position = segment.find_timestamp_position(timestamp_ms, view.log_start_offset)
+            return _visible(view, _first_at_or_after(view, segment, position, timestamp_ms, limits))
+    return None
+
+
+def _visible(view: LogView, found: TimestampOffset | None) -> TimestampOffset | None:
+    return found if found is not None and found.offset < view.end_offset else None
+
+
+def _first_at_or_after(
+    view: LogView, segment: LogSegment, position: int, timestamp_ms: int, limits: Limits
+) -> TimestampOffset | None:
+    for header in segment.headers(position):
+        if header.last_offset < view.log_start_offset or header.max_timestamp_ms < timestamp_ms or header.control:
+            continue
+        for offset, timestamp in _timestamps(segment, header, limits):
+            if timestamp >= timestamp_ms and offset >= view.log_start_offset:
+                return TimestampOffset(timestamp, offset)
+        if header.last_offset >= view.end_offset:
+            return None
+    return None
+
+
+def _largest_timestamp(view: LogView, limits: Limits) -> TimestampOffset | None:
+    best: LogSegment | None = None
+    for base in view.bases:
+        segment = view.open_segment(base)
+        if segment.size_bytes and (best is None or segment.largest.timestamp_ms > best.largest.timestamp_ms):
+            best = segment
+    if best is None or best.largest.timestamp_ms < 0:
+        return None
+    largest_ms = best.largest.timestamp_ms
+    position = best.offset_index.lookup(best.largest.offset).position
+    for header in best.headers(position):
+        if header.max_timestamp_ms == largest_ms:
+            for offset, timestamp in _timestamps(best, header, limits):
+                if timestamp == largest_ms:
+                    return TimestampOffset(timestamp, offset)
+            return None
+    return None
+
+
+def _timestamps(segment: LogSegment, header: BatchHeader, limits: Limits) -> Iterator[tuple[int, int]]:
+    """(offset, timestamp) of the records of one batch."""
+    data = np.frombuffer(segment.log.pread(header.size_bytes, header.position), dtype=np.uint8)
+    scan = scan_batches(data)
+    decoder = Decoder(limits=limits, headers=False, control=True)
+    for columns in decoder.columns(data, scan.table, file=segment.log.path, base_position=header.position):
+        yield from zip(columns.offsets.tolist(), columns.timestamps_ms.tolist(), strict=True)

@@ -1,0 +1,520 @@
+"""Opening a partition directory: finish or undo what was interrupted, and after an unclean stop check what was not
+yet durable.
+
+Follows Kafka's loader step by step, with two differences that lose less: what is cut off and intact segments behind a
+cut are set aside in `quarantine/` with the reason, and index contents are checked, not only their presence.
+Everything done is in the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from logstore.clock import Clock
+from logstore.config import LogConfig
+from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint, CorruptIndex, DuramenError, OffsetOverflow
+from logstore.files import FileSystem
+from logstore.limits import RELATIVE_OFFSET_MAX, Limits
+from logstore.partition.deletion import sweep_deleted
+from logstore.partition.leader_epochs import LeaderEpochs
+from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
+from logstore.partition.producers import producer_entries, producer_entry
+from logstore.partition.swap import replace_segments
+from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSITION, SIZE, BatchTable
+from logstore.segment.names import SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name, parse_file_name
+from logstore.segment.segment import Chunk, LogSegment
+from logstore.topic import TopicPartition
+
+QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Bytes that left a segment, and why."""
+
+    file: str
+    position: int
+    dropped_bytes: int
+    reason: str
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening the partition did; everything empty after a clean stop."""
+
+    clean: bool
+    segments_scanned: int = 0
+    bytes_scanned: int = 0
+    cuts: list[Cut] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+    rebuilt: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    split: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def dropped_bytes(self) -> int:
+        return sum(cut.dropped_bytes for cut in self.cuts)
+
+    @property
+    def found_damage(self) -> bool:
+        return bool(self.cuts or self.quarantined)
+
+
+@dataclass(slots=True)
+class Loaded:
+    segments: list[LogSegment]
+    log_start_offset: int
+    log_end_offset: int
+    recovery_point: int
+    epochs: LeaderEpochs
+    producers: ProducerStateManager
+    report: RecoveryReport
+
+
+class Loader:
+    """One opening of one partition directory."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        *,
+        partition: TopicPartition,
+        config: LogConfig,
+        clock: Clock,
+        limits: Limits,
+        clean: bool,
+        recovery_point: int,
+        log_start_offset: int,
+        producer_expiration_ms: int,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._partition = partition
+        self._config = config
+        self._clock = clock
+        self._limits = limits
+        self._clean = clean
+        self._recovery_point = recovery_point
+        self._log_start = log_start_offset
+        self._expiration_ms = producer_expiration_ms
+        self._segments: list[LogSegment] = []
+        self._folder: str | None = None
+        self.report = RecoveryReport(clean)
+
+    def load(self) -> Loaded:
+        """Raises DuramenError only for what cannot be repaired from the directory itself."""
+        self._fs.mkdir(self._directory)
+        self._finish_replacements()
+        self._repair_overflow(self._open_segments)
+        epochs = self._load_epochs()
+        producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
+        if not self._clean:
+            self._repair_overflow(lambda: self._recover(epochs, producers))
+        if self._segments:
+            self._log_start = max(self._log_start, self._segments[0].base_offset)
+        end = self._segments[-1].next_offset() if self._segments else self._log_start
+        if self._segments and end < self._log_start:
+            self.report.notes.append(f"the log ends at {end}, below its start {self._log_start}: begun anew there")
+            self._drop_all(epochs, producers)
+            end = self._log_start
+        if not self._segments:
+            self._segments.append(self._segment(self._log_start))
+        epochs.truncate_from_end(end)
+        epochs.truncate_from_start(self._log_start)
+        producers.remove_stray_snapshots([segment.base_offset for segment in self._segments])
+        self._rebuild_producers(producers, end)
+        recovery_point = end if self._clean else min(self._recovery_point, end)
+        return Loaded(self._segments, self._log_start, end, recovery_point, epochs, producers, self.report)
+
+    # --- interrupted replacements -----------------------------------------------------------------------------------
+
+    def _numbered(self) -> list[NumberedFile]:
+        parsed = (parse_file_name(name) for name in self._fs.listdir(self._directory))
+        return [file for file in parsed if file is not None]
+
+    def _unlink(self, file: NumberedFile) -> None:
+        path = os.path.join(self._directory, file.name)
+        self._fs.unlink(path)
+        self.report.removed.append(path)
+
+    def _finish_replacements(self) -> None:
+        now_ms = self._clock.now_ms()
+        delay_ms = self._config.file_delete_delay_ms
+        self.report.removed += sweep_deleted(self._fs, self._directory, delay_ms=delay_ms, now_ms=now_ms)
+        files = self._numbered()
+        cleaned = [file for file in files if file.transient is Transient.CLEANED]
+        if cleaned:
+            # Renaming to .swap goes from the highest base down: a .cleaned left means that from its base on nothing
+            # is complete.
+            incomplete_from = min(file.base_offset for file in cleaned)
+            for file in files:
+                if file.transient is Transient.SWAP and file.base_offset >= incomplete_from:
+                    self._unlink(file)
+            for file in cleaned:
+                self._unlink(file)
+            files = self._numbered()
+        swaps = [file for file in files if file.transient is Transient.SWAP]
+        logs = [file for file in swaps if file.kind is FileKind.LOG]
+        if logs:
+            low = min(file.base_offset for file in logs)
+            high = max(self._swap_end(file) for file in logs)
+            for file in files:
+                if file.transient is Transient.NONE and low <= file.base_offset < high:
+                    self._unlink(file)
+        for file in swaps:
+            plain = file_name(file.base_offset, file.kind)
+            self._fs.rename(os.path.join(self._directory, file.name), os.path.join(self._directory, plain))
+        if cleaned or swaps:
+            self._fs.fsync_dir(self._directory)
+
+    def _swap_end(self, file: NumberedFile) -> int:
+        """One past the last offset of a complete replacement; a 0-byte one covers its own base only."""
+        segment = LogSegment(self._fs, self._directory, file.base_offset, suffix=Transient.SWAP, limits=self._limits)
+        try:
+            return max(segment.next_offset(), file.base_offset + 1 if segment.size_bytes == 0 else 0)
+        finally:
+            segment.close(clean=False)
+
+    # --- opening segments -------------------------------------------------------------------------------------------
+
+    def _segment(self, base_offset: int) -> LogSegment:
+        return LogSegment(
+            self._fs,
+            self._directory,
+            base_offset,
+            index_interval_bytes=self._config.index_interval_bytes,
+            index_bytes=self._config.segment_index_bytes,
+            created_ms=self._clock.now_ms(),
+            writable=True,
+            limits=self._limits,
+        )
+
+    def _open_segments(self) -> None:
+        files = self._numbered()
+        logs = {file.base_offset for file in files if file.kind is FileKind.LOG and file.transient is Transient.NONE}
+        for file in files:
+            orphan = file.kind in SEGMENT_KINDS and file.transient is Transient.NONE and file.base_offset not in logs
+            if orphan:
+                self._unlink(file)
+        indexed = {
+            file.base_offset for file in files if file.kind is FileKind.INDEX and file.transient is Transient.NONE
+        }
+        self._close_segments()
+        for base in sorted(logs):
+            segment = self._segment(base)
+            self._segments.append(segment)
+        for at, segment in enumerate(self._segments):
+            # After a clean stop only the active segment's index is looked through: the others have not been written
+            # since.
+            suspicious = not self._clean or at == len(self._segments) - 1
+            if segment.base_offset not in indexed:
+                self._rebuild_indexes(segment, "it has no offset index")
+                continue
+            try:
+                if suspicious:
+                    segment.sanity_check()
+                else:
+                    segment.txn_index.sanity_check()
+            except CorruptIndex as error:
+                self._rebuild_indexes(segment, str(error))
+
+    def _close_segments(self) -> None:
+        for segment in self._segments:
+            segment.close(clean=False)
+        self._segments = []
+
+    def _rebuild_indexes(self, segment: LogSegment, reason: str) -> None:
+        """Indexes from the log; stops quietly at damage, which recovery or a reader deals with."""
+        segment.reset_indexes()
+        producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
+        self._rebuild_producers(producers, segment.base_offset)
+        try:
+            for chunk in segment.chunks():
+                segment.index_batches(chunk)
+                self._apply_producers(producers, segment, chunk)
+        except (CorruptBatch, BufferLimit) as error:
+            self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
+        segment.seal()
+        self.report.rebuilt.append(f"{segment.offset_index.path}: {reason}")
+
+    def _apply_producers(self, producers: ProducerStateManager, segment: LogSegment, chunk: Chunk) -> None:
+        for entry in producer_entries(chunk.data, chunk.table, self._limits):
+            prepared = producers.prepare([entry], AppendOrigin.RECOVERY)
+            for aborted in producers.apply(prepared):
+                segment.txn_index.append(aborted)
+
+    # --- leader epochs ----------------------------------------------------------------------------------------------
+
+    def _load_epochs(self) -> LeaderEpochs:
+        try:
+            return LeaderEpochs.load(self._fs, self._directory, limits=self._limits)
+        except CorruptCheckpoint as error:
+            self.report.notes.append(f"leader epochs begun anew: {error}")
+            epochs = LeaderEpochs(self._fs, os.path.join(self._directory, "leader-epoch-checkpoint"))
+            epochs.store()
+            return epochs
+
+    # --- unclean stop -----------------------------------------------------------------------------------------------
+
+    def _recover(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
+        """Check every batch from the recovery point on; cut at the first damage and set the rest aside."""
+        unflushed = self._unflushed()
+        if not unflushed:
+            return
+        first = self._segments[unflushed[0]]
+        self._rebuild_producers(producers, first.base_offset)
+        for at in unflushed:
+            segment = self._segments[at]
+            if self._recover_segment(segment, at, epochs, producers):
+                self._quarantine(at + 1)
+                break
+
+    def _unflushed(self) -> list[int]:
+        bases = [segment.base_offset for segment in self._segments]
+        at = max(int(np.searchsorted(bases, self._recovery_point, side="right")) - 1, 0)
+        return list(range(at, len(self._segments)))
+
+    def _recover_segment(
+        self, segment: LogSegment, at: int, epochs: LeaderEpochs, producers: ProducerStateManager
+    ) -> bool:
+        """Scan one segment and rebuild its indexes; True when bytes were cut."""
+        segment.reset_indexes()
+        self.report.segments_scanned += 1
+        upper = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
+        valid = 0
+        last_offset = segment.base_offset - 1
+        reason = ""
+        try:
+            for chunk in segment.chunks():
+                sound, reason = _in_order(chunk.table, last_offset, segment.base_offset, upper)
+                good = Chunk(chunk.data, chunk.table[:sound], chunk.position, chunk.file)
+                if sound:
+                    segment.index_batches(good)
+                    self._apply_producers(producers, segment, good)
+                    self._note_epochs(epochs, good.table)
+                    last_offset = int(good.table[-1, LAST_OFFSET])
+                    valid = good.position + int(good.table[-1, POSITION] + good.table[-1, SIZE])
+                if reason:
+                    break
+        except (CorruptBatch, BufferLimit) as error:
+            reason = error.what
+        self.report.bytes_scanned += valid
+        cut = valid < segment.log.size()
+        if cut:
+            self._cut(segment, valid, reason or "the file ends inside a batch")
+        producers.update_map_end_offset(last_offset + 1)
+        segment.seal()
+        producers.take_snapshot()
+        return cut
+
+    def _note_epochs(self, epochs: LeaderEpochs, table: BatchTable) -> None:
+        latest = epochs.latest.epoch if epochs.latest else -1
+        for row in np.nonzero(table[:, LEADER_EPOCH] > latest)[0].tolist():
+            epoch = int(table[row, LEADER_EPOCH])
+            if epoch > latest:
+                base = int(table[row, BASE_OFFSET])
+                epochs.assign(epoch, base if base >= 0 else int(table[row, LAST_OFFSET]))
+                latest = epoch
+
+    def _cut(self, segment: LogSegment, size_bytes: int, reason: str) -> None:
+        path = segment.path(FileKind.LOG)
+        dropped = segment.log.size() - size_bytes
+        if not self._is_zero(segment, size_bytes):
+            folder = self._quarantine_folder()
+            target = os.path.join(folder, f"{os.path.basename(path)}.from-{size_bytes}")
+            _copy_range(self._fs, segment, size_bytes, target)
+            self.report.quarantined.append(target)
+        segment.cut_bytes(size_bytes)
+        self.report.cuts.append(Cut(path, size_bytes, dropped, reason))
+
+    def _is_zero(self, segment: LogSegment, position: int) -> bool:
+        """Whether only zeros follow: a preallocated tail, not worth keeping."""
+        end = segment.log.size()
+        while position < end:
+            block = segment.log.pread(min(1 << 20, end - position), position)
+            if block.strip(b"\0"):
+                return False
+            position += len(block)
+        return True
+
+    def _quarantine_folder(self) -> str:
+        """A folder for this recovery's leavings; numbered, so that a later one never overwrites an earlier."""
+        if self._folder is None:
+            root = os.path.join(self._directory, QUARANTINE)
+            self._fs.mkdir(root)
+            taken = [int(name) for name in self._fs.listdir(root) if name.isdigit()]
+            self._folder = os.path.join(root, f"{max(taken, default=0) + 1:06d}")
+            self._fs.mkdir(self._folder)
+            self._fs.fsync_dir(root)
+        return self._folder
+
+    def _quarantine(self, from_segment: int) -> None:
+        """Move the segments behind a cut out of the log: their offsets will be given anew."""
+        later = self._segments[from_segment:]
+        if later or self.report.cuts:
+            folder = self._quarantine_folder()
+            for segment in later:
+                segment.close(clean=False)
+                for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
+                    source = segment.path(kind)
+                    if self._fs.exists(source):
+                        target = os.path.join(folder, os.path.basename(source))
+                        self._fs.rename(source, target)
+                        if kind is FileKind.LOG:
+                            self.report.quarantined.append(target)
+            self._write_reason(folder)
+            self._fs.fsync_dir(folder)
+            self._fs.fsync_dir(self._directory)
+        del self._segments[from_segment:]
+
+    def _write_reason(self, folder: str) -> None:
+        cuts = [
+            {
+                "file": os.path.basename(cut.file),
+                "position": cut.position,
+                "dropped_bytes": cut.dropped_bytes,
+                "reason": cut.reason,
+            }
+            for cut in self.report.cuts
+        ]
+        text = {"partition": str(self._partition), "time_ms": self._clock.now_ms(), "cuts": cuts}
+        file = self._fs.open(os.path.join(folder, "reason.json"), create=True)
+        try:
+            file.pwrite(json.dumps(text, indent=2).encode() + b"\n", 0)
+            file.fsync()
+        finally:
+            file.close()
+
+    # --- producer state ---------------------------------------------------------------------------------------------
+
+    def _rebuild_producers(self, producers: ProducerStateManager, end_offset: int) -> None:
+        """Producer state as of `end_offset`: the newest usable snapshot, then the headers behind it."""
+        for error in producers.truncate_and_reload(self._log_start, end_offset, self._clock.now_ms()):
+            self.report.notes.append(f"snapshot dropped: {error}")
+        start = max(producers.map_end_offset, self._log_start)
+        for at, segment in enumerate(self._segments):
+            following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
+            if segment.base_offset >= end_offset or (following is not None and following <= start):
+                continue
+            first = segment.find_batch(start)
+            if first is None:
+                continue
+            for header in segment.headers(first.position):
+                if header.last_offset >= end_offset:
+                    break
+                entry = producer_entry(segment, header, self._limits)
+                if entry is not None and header.last_offset >= start:
+                    producers.apply(producers.prepare([entry], AppendOrigin.RECOVERY))
+        producers.update_map_end_offset(end_offset)
+
+    def _drop_all(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
+        for segment in self._segments:
+            segment.close(clean=False)
+            for kind in SEGMENT_KINDS:
+                path = segment.path(kind)
+                if self._fs.exists(path):
+                    self._fs.unlink(path)
+                    self.report.removed.append(path)
+        self._segments = []
+        epochs.clear()
+        producers.truncate_fully_and_start_at(self._log_start)
+
+    # --- offset overflow --------------------------------------------------------------------------------------------
+
+    def _repair_overflow(self, step: Callable[[], None]) -> None:
+        """Run a step; a segment whose offsets do not fit its base is split and the step begun again."""
+        while True:
+            try:
+                step()
+                return
+            except OffsetOverflow as error:
+                self._split(str(error.file))
+                self._open_segments_again()
+
+    def _open_segments_again(self) -> None:
+        self._repair_overflow(self._open_segments)
+
+    def _split(self, path: str) -> None:
+        """Copy a segment into several whose offsets fit, and swap them in (old releases left such segments)."""
+        parsed = parse_file_name(os.path.basename(path))
+        assert parsed is not None
+        self._close_segments()
+        source = LogSegment(self._fs, self._directory, parsed.base_offset, limits=self._limits)
+        outputs: list[LogSegment] = []
+        for chunk in source.chunks(verify_crc=False):
+            for row in range(len(chunk.table)):
+                base = int(chunk.table[row, BASE_OFFSET])
+                last = int(chunk.table[row, LAST_OFFSET])
+                if not outputs or last - outputs[-1].base_offset > RELATIVE_OFFSET_MAX:
+                    outputs.append(
+                        self._split_output(parsed.base_offset if not outputs and base < 0 else max(base, 0) or last)
+                    )
+                outputs[-1].place(
+                    chunk.data, chunk.table[: row + 1], row, next_offset=0, assign=False, indexes_may_fill=True
+                )
+        total = sum(output.size_bytes for output in outputs)
+        size = source.size_bytes
+        source.close(clean=False)
+        bases = [output.base_offset for output in outputs]
+        for output in outputs:
+            output.seal()
+            output.flush()
+            output.close(clean=False)
+        if total != size:
+            raise DuramenError(f"splitting gave {total} bytes of {size}", file=path, partition=self._partition)
+        replace_segments(self._fs, self._directory, bases, [parsed.base_offset])
+        self.report.split.append(f"{path} into {len(bases)}")
+
+    def _split_output(self, base_offset: int) -> LogSegment:
+        for kind in SEGMENT_KINDS:
+            leftover = os.path.join(self._directory, file_name(base_offset, kind, Transient.CLEANED))
+            if self._fs.exists(leftover):
+                self._fs.unlink(leftover)
+        return LogSegment(
+            self._fs,
+            self._directory,
+            base_offset,
+            index_interval_bytes=self._config.index_interval_bytes,
+            index_bytes=self._config.segment_index_bytes,
+            writable=True,
+            suffix=Transient.CLEANED,
+            limits=self._limits,
+        )
+
+
+def _in_order(table: BatchTable, last_offset: int, base_offset: int, upper: int | None) -> tuple[int, str]:
+    """How many leading batches continue the log, and what is wrong with the next one ('' when nothing is)."""
+    bases = table[:, BASE_OFFSET]
+    lasts = table[:, LAST_OFFSET]
+    previous = np.concatenate(([last_offset], lasts[:-1]))
+    begins = np.where(bases >= 0, bases, lasts)  # only opening a legacy set would tell where it begins
+    wrong = (begins <= previous) | (begins < base_offset)
+    if upper is not None:
+        wrong |= lasts >= upper
+    bad = np.nonzero(wrong)[0]
+    if not len(bad):
+        return len(table), ""
+    return int(bad[0]), f"offsets {int(begins[bad[0]])} to {int(lasts[bad[0]])} do not follow {int(previous[bad[0]])}"
+
+
+def _copy_range(fs: FileSystem, segment: LogSegment, position: int, target: str) -> None:
+    end = segment.log.size()
+    file = fs.open(target, create=True)
+    try:
+        written = 0
+        while position + written < end:
+            block = segment.log.pread(min(1 << 20, end - position - written), position + written)
+            if not block:
+                break
+            file.pwrite(block, written)
+            written += len(block)
+        file.fsync()
+    finally:
+        file.close()

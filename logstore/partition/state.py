@@ -1,0 +1,130 @@
+"""The partition's state file: its segment list, and the few facts that no `.log` file holds.
+
+Readers of other processes go by this list, never by a directory listing, which can miss a segment while files are
+swapped. The file is replaced as a whole, durably, by whoever holds the partition; a damaged one is a typed error, and
+recovery rebuilds the list from the directory. One line of JSON behind one line with version and checksum:
+
+    duramen-partition-state 1 crc32c=89abcdef
+    {"generation": 7, "log_start_offset": 0, "segments": [[base, size, largest timestamp], …], …}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+from crc32c import crc32c
+
+from logstore.errors import CorruptState
+from logstore.files import FileSystem, read_whole, replace_file
+from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
+
+_NAME = "duramen-partition-state"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """A segment as readers see it; size and timestamp of the last one are those of the moment of writing."""
+
+    base_offset: int
+    size_bytes: int
+    largest_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapNote:
+    """A replacement under way: once noted, it is finished by whoever comes next."""
+
+    new_bases: tuple[int, ...]
+    old_bases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    generation: int = 0
+    log_start_offset: int = 0
+    first_dirty_offset: int = 0
+    dropped_tombstones: int = 0
+    segments: tuple[SegmentEntry, ...] = field(default=())
+    swap: SwapNote | None = None
+
+    def with_segments(self, segments: tuple[SegmentEntry, ...], *, log_start_offset: int) -> PartitionState:
+        """The next generation with another list."""
+        return replace(self, generation=self.generation + 1, segments=segments, log_start_offset=log_start_offset)
+
+
+def encode_state(state: PartitionState) -> bytes:
+    body = {
+        "generation": state.generation,
+        "log_start_offset": state.log_start_offset,
+        "first_dirty_offset": state.first_dirty_offset,
+        "dropped_tombstones": state.dropped_tombstones,
+        "segments": [[s.base_offset, s.size_bytes, s.largest_timestamp_ms] for s in state.segments],
+        "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
+    }
+    text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
+    return f"{_NAME} {_VERSION} crc32c={crc32c(text):08x}\n".encode() + text
+
+
+def decode_state(data: bytes, *, file: str | None = None) -> PartitionState:
+    """Raises CorruptState for anything `encode_state` would not have written."""
+    head, _, text = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 3 or words[0] != _NAME.encode():
+        raise CorruptState("not a partition state file", file=file)
+    if words[1] != str(_VERSION).encode():
+        raise CorruptState(
+            f"version {words[1][:20]!r} of the partition state; this release knows {_VERSION}", file=file
+        )
+    if words[2] != f"crc32c={crc32c(text):08x}".encode():
+        raise CorruptState("the checksum does not match", file=file)
+    try:
+        return _from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptState(f"malformed partition state: {error}", file=file) from None
+
+
+def _from_json(body: object) -> PartitionState:
+    if not isinstance(body, dict):
+        raise ValueError("not an object")
+    segments = []
+    previous = -1
+    for base, size, timestamp in body["segments"]:
+        if _natural(base) <= previous:
+            raise ValueError(f"segment {base} after {previous}")
+        if type(timestamp) is not int:
+            raise ValueError(f"timestamp {timestamp!r}")
+        segments.append(SegmentEntry(base, _natural(size), timestamp))
+        previous = base
+    swap = None
+    if body["swap"] is not None:
+        new, old = body["swap"]
+        swap = SwapNote(tuple(map(_natural, new)), tuple(map(_natural, old)))
+    return PartitionState(
+        _natural(body["generation"]),
+        _natural(body["log_start_offset"]),
+        _natural(body["first_dirty_offset"]),
+        _natural(body["dropped_tombstones"]),
+        tuple(segments),
+        swap,
+    )
+
+
+def _natural(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= INT64_MAX:
+        raise ValueError(f"{value!r} is not a number from 0 to 2^63-1")
+    return value
+
+
+def read_state(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) -> PartitionState | None:
+    """None when the file does not exist. Raises CorruptState."""
+    try:
+        data = read_whole(fs, path, limit=limits.side_file_bytes)
+    except FileNotFoundError:
+        return None
+    return decode_state(data, file=path)
+
+
+def write_state(fs: FileSystem, path: str, state: PartitionState) -> None:
+    replace_file(fs, path, encode_state(state))

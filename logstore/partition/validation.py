@@ -1,0 +1,265 @@
+"""What an append must satisfy before a byte is written, and the few changes Kafka makes to a client's batch on its
+way in.
+
+Pure with respect to the log: it looks at batches, the topic's settings and the clock, and gives back batches ready to
+be placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore.config import LogConfig
+from logstore.errors import (
+    CorruptBatch,
+    InvalidRecord,
+    InvalidTimestamp,
+    NullKey,
+    RecordTooLarge,
+    UnsupportedFormat,
+)
+from logstore.limits import INT64_MAX, Limits
+from logstore.records import slots
+from logstore.records.codes import BAD_COUNT, BAD_OFFSET, EXPLAINED, OK
+from logstore.records.columns import Columns, columns_of
+from logstore.records.compression import codec_by_name
+from logstore.records.decoder import Decoder
+from logstore.records.encoder import BatchOptions, EncodedBatches, encode_batch
+from logstore.records.native import address_of, kernels
+from logstore.records.record import NO_TIMESTAMP, Record
+from logstore.records.scan import is_damage, scan_batches
+from logstore.records.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_SEQUENCE,
+    CODEC_MASK,
+    CONTROL_BIT,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_TIMESTAMP,
+    POSITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    SIZE,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchTable,
+)
+
+_RECORD_OVERHEAD_MAX = 21 + HEADER_BYTES
+
+
+def topic_codec_id(config: LogConfig, producer_codec_id: int) -> int:
+    """The codec a batch is stored with: the topic's, unless it leaves the choice to the producer."""
+    if config.compression_type == "producer":
+        return producer_codec_id
+    return codec_by_name("none" if config.compression_type == "uncompressed" else config.compression_type).id
+
+
+def codec_level(config: LogConfig, codec_id: int) -> int | None:
+    return {1: config.compression_gzip_level, 3: config.compression_lz4_level, 4: config.compression_zstd_level}.get(
+        codec_id
+    )
+
+
+def check_sizes(table: BatchTable, config: LogConfig, partition: object) -> None:
+    """Raises RecordTooLarge for a batch above max.message.bytes."""
+    sizes = table[:, SIZE]
+    if len(sizes) and int(sizes.max()) > config.max_message_bytes:
+        raise RecordTooLarge(
+            f"a batch of {int(sizes.max())} bytes; max.message.bytes is {config.max_message_bytes}",
+            partition=partition,
+            hint="Send smaller records, or raise max.message.bytes of the topic",
+        )
+
+
+def check_timestamps(smallest_ms: int, largest_ms: int, config: LogConfig, now_ms: int, partition: object) -> None:
+    """Raises InvalidTimestamp for a create time too old or too far ahead; -1 is nobody's business."""
+    if smallest_ms >= 0 and now_ms - smallest_ms > config.message_timestamp_before_max_ms:
+        raise InvalidTimestamp(
+            f"timestamp {smallest_ms} is more than message.timestamp.before.max.ms="
+            f"{config.message_timestamp_before_max_ms} before now ({now_ms})",
+            partition=partition,
+        )
+    if largest_ms - now_ms > config.message_timestamp_after_max_ms:
+        raise InvalidTimestamp(
+            f"timestamp {largest_ms} is more than message.timestamp.after.max.ms="
+            f"{config.message_timestamp_after_max_ms} after now ({now_ms})",
+            partition=partition,
+        )
+
+
+def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: int, partition: object) -> None:
+    """The same rules for columns about to be encoded, before anything is written."""
+    if config.compact and columns.keys.valid_address:
+        bits = columns.keys.valid_bit + np.arange(columns.count)
+        first, last = int(bits[0]) >> 3, (int(bits[-1]) >> 3) + 1 if len(bits) else 0
+        if columns.count:
+            bitmap = _bytes_at(columns.keys.valid_address + first, last - first)
+            valid = (bitmap[(bits >> 3) - first] >> (bits & 7)) & 1
+            if not valid.all():
+                raise NullKey(
+                    f"row {int(np.argmin(valid))} has no key; a compacted topic takes none without", partition=partition
+                )
+    if columns.timestamps_ms is not None and columns.count and columns.timestamps_valid_address == 0:
+        known = columns.timestamps_ms
+        smallest = int(known.min())
+        if smallest < 0:
+            positive = known[known >= 0]
+            smallest = int(positive.min()) if len(positive) else NO_TIMESTAMP
+        if config.message_timestamp_type == "CreateTime":
+            check_timestamps(smallest, int(known.max()), config, now_ms, partition)
+    if codec_id == 0 and columns.count:
+        sizes = np.diff(columns.keys.offsets[: columns.count + 1]) + np.diff(
+            columns.values.offsets[: columns.count + 1]
+        )
+        row = int(np.argmax(sizes))
+        if int(sizes[row]) + HEADER_BYTES + 7 > config.max_message_bytes:
+            raise RecordTooLarge(
+                f"row {row} has {int(sizes[row])} bytes of key and value; "
+                f"max.message.bytes is {config.max_message_bytes}",
+                partition=partition,
+                hint="Send smaller records, or raise max.message.bytes of the topic",
+            )
+
+
+def _bytes_at(address: int, size: int) -> npt.NDArray[np.uint8]:
+    import ctypes
+
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+def whole_batches(data: npt.NDArray[np.uint8], config: LogConfig, partition: object, *, sized: bool) -> EncodedBatches:
+    """The batches of `data`, checksums verified; a batch cut off at the end is trimmed. Raises CorruptBatch,
+    RecordTooLarge.
+    """
+    scan = scan_batches(data)
+    if is_damage(scan.code):
+        raise scan.error(partition=partition)
+    if not len(scan.table):
+        raise InvalidRecord("there is no whole batch to append", partition=partition)
+    if sized:
+        check_sizes(scan.table, config, partition)
+    return EncodedBatches(data[: scan.next_position], scan.table)
+
+
+def client_batches(
+    given: EncodedBatches, config: LogConfig, now_ms: int, limits: Limits, partition: object
+) -> Iterator[EncodedBatches]:
+    """One client batch after the other, ready to be placed: stored as sent where possible, rebuilt where not.
+
+    A batch is rebuilt when its codec is not the topic's, or when it is of a legacy format. Raises InvalidRecord and
+    its kind.
+    """
+    decoder = Decoder(limits=limits)
+    for row in range(len(given.table)):
+        table = given.table[row : row + 1].copy()
+        size = int(table[0, SIZE])
+        position = int(table[0, POSITION])
+        data = given.data[position : position + size].copy()
+        table[0, POSITION] = 0
+        yield _one_client_batch(EncodedBatches(data, table), decoder, config, now_ms, partition)
+
+
+def _one_client_batch(
+    batch: EncodedBatches, decoder: Decoder, config: LogConfig, now_ms: int, partition: object
+) -> EncodedBatches:
+    table, data = batch.table, batch.data
+    attributes = int(table[0, ATTRIBUTES])
+    append_time = config.message_timestamp_type == "LogAppendTime"
+    legacy = int(table[0, MAGIC]) < 2
+    if attributes & CONTROL_BIT and not legacy:
+        raise InvalidRecord("control batches are not taken from clients", partition=partition)
+    if attributes & TIMESTAMP_TYPE_BIT:
+        raise InvalidTimestamp("a client batch must not be marked LogAppendTime", partition=partition)
+    if not legacy and int(table[0, BASE_OFFSET]) != 0:
+        raise InvalidRecord(
+            f"a client batch begins at offset 0, this one at {int(table[0, BASE_OFFSET])}", partition=partition
+        )
+    codec_id = attributes & CODEC_MASK
+    if codec_id > 4:
+        raise UnsupportedFormat(f"codec {codec_id}", partition=partition)
+    wanted = topic_codec_id(config, codec_id)
+    if legacy or wanted != codec_id:
+        return _rebuilt(batch, decoder, config, wanted, now_ms, append_time, partition)
+
+    max_timestamp_ms = check_records(data, table, decoder, config, now_ms, append_time, partition)
+    if append_time:
+        kernels().stamp_append_time(address_of(data), address_of(table), 1, now_ms)
+    elif max_timestamp_ms != int(table[0, MAX_TIMESTAMP]):
+        kernels().set_max_timestamp(address_of(data), address_of(table), max_timestamp_ms)
+    return batch
+
+
+def check_records(
+    data: npt.NDArray[np.uint8],
+    table: BatchTable,
+    decoder: Decoder,
+    config: LogConfig,
+    now_ms: int,
+    append_time: bool,
+    partition: object,
+) -> int:
+    """Look at every record of one batch as Kafka's leader does; returns the largest timestamp."""
+    decoder.open(data, table, 0)
+    block = np.zeros(slots.C_SLOTS, dtype=np.int64)
+    code = kernels().check(address_of(table), 0, 1, address_of(block))
+    if code in (BAD_COUNT, BAD_OFFSET):
+        raise InvalidRecord(
+            "a client batch's records have the offsets 0, 1, 2…, this one's do not", partition=partition
+        )
+    if code != OK:
+        raise CorruptBatch(EXPLAINED[code], partition=partition)
+    if config.compact and int(block[slots.C_NULL_KEYS]):
+        raise NullKey(
+            f"{int(block[slots.C_NULL_KEYS])} records have no key; a compacted topic takes none without",
+            partition=partition,
+        )
+    largest = int(block[slots.C_MAX_TS])
+    if not append_time:
+        smallest = int(block[slots.C_MIN_TS])
+        check_timestamps(NO_TIMESTAMP if smallest == INT64_MAX else smallest, largest, config, now_ms, partition)
+    return largest
+
+
+def _rebuilt(
+    batch: EncodedBatches,
+    decoder: Decoder,
+    config: LogConfig,
+    codec_id: int,
+    now_ms: int,
+    append_time: bool,
+    partition: object,
+) -> EncodedBatches:
+    """The same records in one new v2 batch with the topic's codec; the size limit is checked again."""
+    header = batch.table[0].copy()
+    legacy = int(header[MAGIC]) < 2
+    if not legacy:
+        check_records(batch.data, batch.table.copy(), decoder, config, now_ms, append_time, partition)
+    records: list[Record] = [
+        record for columns in decoder.columns(batch.data, batch.table) for record in columns.records()
+    ]
+    if config.compact and any(record.key is None for record in records):
+        raise NullKey("a record has no key; a compacted topic takes none without", partition=partition)
+    if append_time:
+        records = [replace(record, timestamp_ms=now_ms) for record in records]
+    elif legacy:
+        known = [record.timestamp_ms for record in records if record.timestamp_ms >= 0]
+        check_timestamps(min(known, default=-1), max(known, default=-1), config, now_ms, partition)
+    options = BatchOptions(
+        codec_id=codec_id,
+        level=codec_level(config, codec_id),
+        log_append_time=append_time,
+        transactional=not legacy and bool(header[ATTRIBUTES] & TRANSACTIONAL_BIT),
+        producer_id=int(header[PRODUCER_ID]),
+        producer_epoch=int(header[PRODUCER_EPOCH]),
+        base_sequence=int(header[BASE_SEQUENCE]),
+    )
+    data = np.frombuffer(bytearray(encode_batch(columns_of(records), options)), dtype=np.uint8)
+    scan = scan_batches(data, verify_crc=False)
+    check_sizes(scan.table, config, partition)
+    return EncodedBatches(data, scan.table)

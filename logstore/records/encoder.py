@@ -1,0 +1,214 @@
+"""Columns to v2 record batches.
+
+An `Encoder` owns its buffers and reuses them: what it yields is valid until the next step. Batches are cut by size
+exactly as asked, whatever the buffers' sizes; offsets start at 0 in every batch set unless told otherwise, since a
+log assigns them anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore.errors import InvalidRecord, RecordTooLarge
+from logstore.limits import INT32_MAX
+from logstore.records import slots
+from logstore.records.codes import FULL
+from logstore.records.columns import BytesColumn, Columns
+from logstore.records.compression import CODECS
+from logstore.records.native import address_of, kernels
+from logstore.records.record import NO_TIMESTAMP
+from logstore.records.table import (
+    CONTROL_BIT,
+    CRC,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    PAYLOAD_ADDRESS,
+    PAYLOAD_SIZE,
+    POSITION,
+    SIZE,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchTable,
+    new_table,
+)
+
+BATCH_BYTES = 16384  # Kafka's batch.size
+_BUFFER_BYTES = 1 << 20  # small enough to be written out while it is still in the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What goes into the headers, and where batches end."""
+
+    codec_id: int = 0
+    level: int | None = None
+    batch_bytes: int = BATCH_BYTES
+    batch_records: int = INT32_MAX
+    default_timestamp_ms: int = NO_TIMESTAMP
+    log_append_time: bool = False
+    transactional: bool = False
+    control: bool = False
+    delete_horizon: bool = False
+    leader_epoch: int = -1
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+    base_offset: int = 0
+
+    @property
+    def attributes(self) -> int:
+        return (
+            self.codec_id
+            | (TIMESTAMP_TYPE_BIT if self.log_append_time else 0)
+            | (TRANSACTIONAL_BIT if self.transactional else 0)
+            | (CONTROL_BIT if self.control else 0)
+            | (DELETE_HORIZON_BIT if self.delete_horizon else 0)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatches:
+    """Finished batches side by side in `data`, described by `table`. Valid until the encoder's next step."""
+
+    data: npt.NDArray[np.uint8]
+    table: BatchTable
+
+
+class Encoder:
+    def __init__(self, options: BatchOptions = BatchOptions()) -> None:  # noqa: B008 (frozen)
+        self._options = options
+        self._codec = CODECS[options.codec_id]
+        self._buffer = np.empty(max(_BUFFER_BYTES, 4 * min(options.batch_bytes, 1 << 26)), dtype=np.uint8)
+        self._packed = np.empty(0, dtype=np.uint8)
+        self._table = new_table(max(64, len(self._buffer) // 512))
+        self._next_offset = options.base_offset
+        self._next_sequence = options.base_sequence
+
+    def encode(self, columns: Columns, selection: npt.NDArray[np.int64] | None = None) -> Iterator[EncodedBatches]:
+        """All rows (or those of `selection`, in its order) as batches, a buffer at a time.
+
+        Raises InvalidRecord for a timestamp below -1, RecordTooLarge for a record no batch can hold.
+        """
+        count = columns.count if selection is None else len(selection)
+        if columns.timestamps_ms is not None and count:
+            _check_timestamps(columns)
+        block = self._block(columns, selection, count)
+        address = address_of(block)
+        encode = kernels().encode
+        while block[slots.E_ROW] < count:
+            block[slots.E_OUT] = address_of(self._buffer)
+            block[slots.E_OUT_CAPACITY] = len(self._buffer)
+            block[slots.E_TABLE] = address_of(self._table)
+            block[slots.E_TABLE_CAPACITY] = len(self._table)
+            code = encode(address)
+            made = int(block[slots.E_TABLE_N])
+            if made == 0 and code == FULL:
+                self._grow()
+                continue
+            size = int(block[slots.E_OUT_SIZE])
+            table = self._table[:made]
+            if self._options.codec_id == 0:
+                yield EncodedBatches(self._buffer[:size], table)
+            else:
+                yield self._compress(table)
+        self._next_offset = int(block[slots.E_BASE_OFFSET])
+        self._next_sequence = int(block[slots.E_BASE_SEQUENCE])
+
+    def _grow(self) -> None:
+        if len(self._buffer) > INT32_MAX:
+            raise RecordTooLarge("a single record needs more than 2 GiB")
+        self._buffer = np.empty(len(self._buffer) * 2, dtype=np.uint8)
+
+    def _compress(self, table: BatchTable) -> EncodedBatches:
+        """Same batches with compressed payloads, packed side by side."""
+        payloads = []
+        view = self._buffer.data
+        total = 0
+        for position, size in table[:, (POSITION, SIZE)].tolist():
+            payload = self._codec.compress(view[position + HEADER_BYTES : position + size], self._options.level)
+            payloads.append(payload)
+            total += HEADER_BYTES + len(payload)
+        if len(self._packed) < total:
+            self._packed = np.empty(max(total, len(self._buffer)), dtype=np.uint8)
+        packed = self._packed.data
+        base = address_of(self._packed)
+        finish = kernels().finish_batch
+        at = 0
+        for row, payload in zip(table, payloads, strict=True):
+            position, size = int(row[POSITION]), HEADER_BYTES + len(payload)
+            packed[at : at + HEADER_BYTES] = view[position : position + HEADER_BYTES]
+            packed[at + HEADER_BYTES : at + size] = payload
+            row[CRC] = finish(base + at, size)
+            row[POSITION] = at
+            row[SIZE] = size
+            row[PAYLOAD_ADDRESS] = 0
+            row[PAYLOAD_SIZE] = 0
+            at += size
+        return EncodedBatches(self._packed[:at], table)
+
+    def _block(self, columns: Columns, selection: npt.NDArray[np.int64] | None, count: int) -> npt.NDArray[np.int64]:
+        block = np.zeros(slots.E_SLOTS, dtype=np.int64)
+        options = self._options
+        block[slots.E_ROWS] = count
+        if selection is not None and count:
+            block[slots.E_SELECTION] = address_of(selection)
+        _put_bytes(block, columns.keys, slots.E_KEY_OFFSETS)
+        _put_bytes(block, columns.values, slots.E_VALUE_OFFSETS)
+        if columns.timestamps_ms is not None and len(columns.timestamps_ms):
+            block[slots.E_TIMESTAMPS] = address_of(columns.timestamps_ms)
+            block[slots.E_TIMESTAMP_VALID] = columns.timestamps_valid_address
+            block[slots.E_TIMESTAMP_VALID_AT] = columns.timestamps_valid_bit
+        if columns.offset_deltas is not None and len(columns.offset_deltas):
+            block[slots.E_OFFSET_DELTAS] = address_of(columns.offset_deltas)
+        if columns.headers is not None:
+            headers = columns.headers
+            block[slots.E_HEADER_LIST] = address_of(headers.list_offsets)
+            block[slots.E_HEADER_LIST_VALID] = headers.valid_address
+            block[slots.E_HEADER_LIST_VALID_AT] = headers.valid_bit
+            block[slots.E_HEADER_KEY_OFFSETS] = address_of(headers.keys.offsets)
+            block[slots.E_HEADER_KEY_DATA] = headers.keys.data_address
+            block[slots.E_HEADER_VALUE_OFFSETS] = address_of(headers.values.offsets)
+            block[slots.E_HEADER_VALUE_DATA] = headers.values.data_address
+            block[slots.E_HEADER_VALUE_VALID] = headers.values.valid_address
+            block[slots.E_HEADER_VALUE_VALID_AT] = headers.values.valid_bit
+        block[slots.E_DEFAULT_TIMESTAMP] = options.default_timestamp_ms
+        block[slots.E_BATCH_BYTES] = options.batch_bytes
+        block[slots.E_BATCH_RECORDS] = options.batch_records
+        block[slots.E_ATTRIBUTES] = options.attributes
+        block[slots.E_EPOCH] = options.leader_epoch
+        block[slots.E_PRODUCER_ID] = options.producer_id
+        block[slots.E_PRODUCER_EPOCH] = options.producer_epoch
+        block[slots.E_BASE_SEQUENCE] = self._next_sequence
+        block[slots.E_BASE_OFFSET] = self._next_offset
+        return block
+
+
+def _put_bytes(block: npt.NDArray[np.int64], column: BytesColumn, first_slot: int) -> None:
+    # offsets, data, validity, first bit: four slots in this order for keys and values alike
+    block[first_slot] = address_of(column.offsets)
+    block[first_slot + 1] = column.data_address
+    block[first_slot + 2] = column.valid_address
+    block[first_slot + 3] = column.valid_bit
+
+
+def _check_timestamps(columns: Columns) -> None:
+    assert columns.timestamps_ms is not None
+    if columns.timestamps_valid_address == 0 and int(columns.timestamps_ms.min()) < NO_TIMESTAMP:
+        row = int(np.argmin(columns.timestamps_ms))
+        raise InvalidRecord(f"row {row} has the timestamp {columns.timestamps_ms[row]}; the smallest legal one is -1")
+
+
+def encode_batch(columns: Columns, options: BatchOptions) -> bytes:
+    """All rows as exactly one batch; raises RecordTooLarge when they do not fit one."""
+    whole = BatchOptions(
+        **{name: getattr(options, name) for name in options.__slots__ if name not in ("batch_bytes", "batch_records")},
+        batch_bytes=INT32_MAX,
+    )
+    encoded = [chunk.data.tobytes() for chunk in Encoder(whole).encode(columns)]
+    if len(encoded) != 1:
+        raise RecordTooLarge("the records do not fit one batch")
+    return encoded[0]

@@ -1,0 +1,72 @@
+"""The offset index: from an offset to a position in the `.log` at or before it.
+
+Entry, 8 bytes big endian: relative offset of the batch's LAST record:4, position of the batch's start:4. Offsets
+strictly increase.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from logstore.errors import CorruptIndex
+from logstore.segment.index_file import IndexFile
+
+_ENTRY = struct.Struct(">ii")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetPosition:
+    offset: int
+    position: int
+
+
+class OffsetIndex(IndexFile):
+    entry_bytes = _ENTRY.size
+
+    def entry(self, number: int) -> OffsetPosition:
+        relative, position = _ENTRY.unpack(self.raw(number, number + 1))
+        return OffsetPosition(self.base_offset + relative, position)
+
+    def _offset(self, number: int) -> int:
+        return self.entry(number).offset
+
+    def _position(self, number: int) -> int:
+        return self.entry(number).position
+
+    @property
+    def is_full(self) -> bool:
+        return self.entries >= self.max_entries
+
+    def last_offset(self) -> int:
+        return self.entry(self.entries - 1).offset if self.entries else self.base_offset
+
+    def lookup(self, target_offset: int) -> OffsetPosition:
+        """The greatest entry at or below `target_offset`, or the segment's start."""
+        number = self._largest_at_most(target_offset, "_offset")
+        return self.entry(number) if number >= 0 else OffsetPosition(self.base_offset, 0)
+
+    def first_beyond(self, position: int) -> OffsetPosition | None:
+        """The first entry positioned at or after `position`."""
+        number = self._largest_at_most(position - 1, "_position") + 1
+        return self.entry(number) if number < self.entries else None
+
+    def truncate_to(self, offset: int) -> None:
+        """Keep entries of offsets below `offset`."""
+        self.keep(self._largest_at_most(offset - 1, "_offset") + 1)
+
+    def sanity_check(self, log_bytes: int) -> None:
+        """Raises CorruptIndex for entries out of order or positions beyond the log."""
+        previous_offset, previous_position = -1, -1
+        for number, (relative, position) in enumerate(_ENTRY.iter_unpack(self.raw())):
+            if relative <= previous_offset or position <= previous_position or position >= log_bytes:
+                raise CorruptIndex(
+                    f"entry {number} ({relative}, {position}) does not follow ({previous_offset}, {previous_position})",
+                    file=self.path,
+                    position=number * self.entry_bytes,
+                    offset=self.base_offset + relative,
+                )
+            previous_offset, previous_position = relative, position
+
+    def items(self) -> list[OffsetPosition]:
+        return [OffsetPosition(self.base_offset + r, p) for r, p in _ENTRY.iter_unpack(self.raw())]

@@ -1,0 +1,400 @@
+"""One segment: the `.log` and its indexes, as one thing.
+
+A segment knows its files, its size and the bookkeeping that decides when an index entry is written. It appends
+batches that were placed (see `place`), finds positions, truncates, rebuilds its indexes, renames and removes itself.
+It decides nothing about other segments, offsets to assign or when to roll: that is the partition's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore.errors import BufferLimit, CorruptBatch, CorruptIndex, OffsetOverflow
+from logstore.files import File, FileSystem
+from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, Limits
+from logstore.records import slots
+from logstore.records.codes import OK, ROLL_OFFSET_OVERFLOW
+from logstore.records.header import BatchHeader, read_header
+from logstore.records.native import address_of, kernels
+from logstore.records.record import NO_TIMESTAMP
+from logstore.records.scan import is_damage, scan_batches
+from logstore.records.table import LAST_OFFSET, POSITION, SIZE, BatchTable
+from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
+from logstore.segment.offset_index import OffsetIndex
+from logstore.segment.time_index import TimeIndex, TimestampOffset
+from logstore.segment.txn_index import TxnIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SCAN_BYTES = 4 << 20
+_NEVER = INT64_MAX // 2  # a limit that no size or age reaches, safe to subtract from
+
+
+@dataclass(frozen=True, slots=True)
+class RollLimits:
+    """What the place kernel needs of the topic's settings; `max_segment_ms` has the jitter taken off."""
+
+    segment_bytes: int = _NEVER
+    max_segment_ms: int = _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole batches read from one segment: `data` begins at `position` of the file."""
+
+    data: npt.NDArray[np.uint8]
+    table: BatchTable
+    position: int
+    file: str
+
+
+class LogSegment:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        base_offset: int,
+        *,
+        index_interval_bytes: int = 4096,
+        index_bytes: int = 10 << 20,
+        created_ms: int = 0,
+        jitter_ms: int = 0,
+        writable: bool = False,
+        long_lived: bool = False,
+        preallocate_bytes: int = 0,
+        suffix: Transient = Transient.NONE,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        """Opens the files; a writable segment's are created when missing.
+
+        `long_lived` preallocates the indexes, and `preallocate_bytes` a new `.log`, until the segment is sealed or
+        closed.
+        """
+        self._fs = fs
+        self._directory = directory
+        self._suffix = suffix
+        self._limits = limits
+        self.base_offset = base_offset
+        self.created_ms = created_ms
+        self.jitter_ms = jitter_ms
+        self.index_interval_bytes = index_interval_bytes
+        path = self.path(FileKind.LOG)
+        existed = not writable or fs.exists(path)
+        self.log: File = fs.open(path, create=True) if writable else fs.open(path)
+        self.size_bytes = self.log.size()
+        if self.size_bytes > SEGMENT_BYTES_MAX:
+            raise CorruptBatch(
+                f"a segment of {self.size_bytes} bytes; the largest legal one has {SEGMENT_BYTES_MAX}", file=path
+            )
+        if not existed and preallocate_bytes:
+            self.log.truncate(preallocate_bytes)
+        self.offset_index = OffsetIndex(fs, self.path(FileKind.INDEX), base_offset, index_bytes, writable=writable)
+        self.time_index = TimeIndex(fs, self.path(FileKind.TIME_INDEX), base_offset, index_bytes, writable=writable)
+        self.txn_index = TxnIndex(fs, self.path(FileKind.TXN_INDEX), base_offset, writable=writable)
+        if long_lived:
+            self.offset_index.preallocate()
+            self.time_index.preallocate()
+        self.bytes_since_index_entry = 0
+        self._largest: TimestampOffset | None = None
+        self._first_timestamp_ms: int | None = None
+
+    # --- names ------------------------------------------------------------------------------------------------------
+
+    def path(self, kind: FileKind) -> str:
+        return os.path.join(self._directory, file_name(self.base_offset, kind, self._suffix))
+
+    def __repr__(self) -> str:
+        return f"LogSegment({self.path(FileKind.LOG)}, {self.size_bytes} bytes)"
+
+    # --- what it holds ----------------------------------------------------------------------------------------------
+
+    @property
+    def largest(self) -> TimestampOffset:
+        """Largest record timestamp and the last offset of its batch; from the time index after opening."""
+        if self._largest is None:
+            self._largest = self.time_index.last_entry()
+        return self._largest
+
+    @property
+    def largest_timestamp_ms(self) -> int:
+        """What retention goes by: the largest record timestamp, or the file's time where no record has one."""
+        if self.largest.timestamp_ms >= 0:
+            return self.largest.timestamp_ms
+        return self._fs.stat(self.path(FileKind.LOG)).mtime_ms
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        """Largest timestamp of the first batch, from which a segment's age counts; -1 while there is none."""
+        if self._first_timestamp_ms is None:
+            header = read_header(self.log, 0, self.size_bytes)
+            if header is None:
+                return NO_TIMESTAMP
+            self._first_timestamp_ms = header.max_timestamp_ms
+        return self._first_timestamp_ms
+
+    def next_offset(self) -> int:
+        """One past the last offset, found by a scan from the last index entry."""
+        position = self.offset_index.lookup(INT64_MAX).position
+        last = None
+        for header in self.headers(position):
+            last = header
+        return self.base_offset if last is None else last.next_offset
+
+    def headers(self, position: int = 0, end: int | None = None) -> Iterator[BatchHeader]:
+        """Headers from `position` on, one read each; raises CorruptBatch at damage, ends before a cut-off batch."""
+        end = self.size_bytes if end is None else min(end, self.size_bytes)
+        while (header := read_header(self.log, position, end)) is not None:
+            yield header
+            position = header.end_position
+
+    def chunks(
+        self, position: int = 0, end: int | None = None, *, chunk_bytes: int = _SCAN_BYTES, verify_crc: bool = True
+    ) -> Iterator[Chunk]:
+        """Whole batches from `position` up to `end`, about `chunk_bytes` at a time; the buffer is reused.
+
+        Raises CorruptBatch at damage (a batch cut off at the end is damage too), BufferLimit when one batch is larger
+        than the limits' read buffer.
+        """
+        end = self.size_bytes if end is None else min(end, self.size_bytes)
+        buffer = np.empty(min(chunk_bytes, max(end - position, 1)), dtype=np.uint8)
+        path = self.path(FileKind.LOG)
+        while position < end:
+            got = self.log.pread_into(buffer[: min(len(buffer), end - position)].data, position)
+            if got == 0:
+                raise CorruptBatch("the file is shorter than it was", file=path, position=position)
+            scan = scan_batches(buffer[:got], verify_crc=verify_crc)
+            if len(scan.table):
+                yield Chunk(buffer[: scan.next_position], scan.table, position, path)
+            if is_damage(scan.code):
+                raise scan.error(file=path, base_position=position)
+            if not len(scan.table):
+                buffer = self._larger(buffer, position, end, path)
+            position += scan.next_position
+
+    def _larger(self, buffer: npt.NDArray[np.uint8], position: int, end: int, path: str) -> npt.NDArray[np.uint8]:
+        """A buffer that holds the batch at `position`, doubled until it does."""
+        header = read_header(self.log, position, end)
+        if header is None:
+            raise CorruptBatch("the file ends inside a batch", file=path, position=position)
+        size = len(buffer)
+        while size < header.size_bytes:
+            size *= 2
+        if header.size_bytes > self._limits.read_buffer_bytes:
+            raise BufferLimit(
+                f"a batch of {header.size_bytes} bytes; the read buffer may have {self._limits.read_buffer_bytes}",
+                file=path,
+                position=position,
+                offset=header.last_offset,
+                hint="Raise read_buffer_bytes of the reader's limits",
+            )
+        return np.empty(min(size, self._limits.read_buffer_bytes), dtype=np.uint8)
+
+    # --- appending --------------------------------------------------------------------------------------------------
+
+    def place(
+        self,
+        data: npt.NDArray[np.uint8],
+        table: BatchTable,
+        first: int,
+        *,
+        next_offset: int,
+        leader_epoch: int = -1,
+        now_ms: int = 0,
+        assign: bool = True,
+        roll_limits: RollLimits = RollLimits(),  # noqa: B008 (frozen)
+        indexes_may_fill: bool = False,
+        fresh: bool = False,
+        write: bool = True,
+        base_position: int | None = None,
+    ) -> tuple[int, int]:
+        """Append batches [first, …) until a roll is due; returns how many went in and why it stopped (OK at the end).
+
+        With `assign` the batches get offsets from `next_offset` on and the leader epoch. Index entries are written
+        with them. `fresh` says the segment was rolled for the first of them. `write=False` only indexes batches that
+        lie in the file already (recovery), at `base_position` + their position.
+        """
+        last = len(table)
+        block = np.zeros(slots.A_SLOTS, dtype=np.int64)
+        # At most one entry of each index a batch.
+        index_out = np.empty((last - first) * 8, dtype=np.uint8)
+        time_out = np.empty((last - first) * 12, dtype=np.uint8)
+        start = self.size_bytes if write else (base_position or 0) + int(table[first, POSITION])
+        largest = self.largest
+        block[slots.A_SIZE] = start
+        block[slots.A_BASE_OFFSET] = self.base_offset
+        block[slots.A_NEXT_OFFSET] = next_offset
+        block[slots.A_EPOCH] = leader_epoch
+        block[slots.A_MAX_TS] = largest.timestamp_ms
+        block[slots.A_MAX_TS_OFFSET] = largest.offset
+        block[slots.A_FIRST_TS] = self.first_timestamp_ms if start > 0 else NO_TIMESTAMP
+        block[slots.A_CREATED_MS] = self.created_ms
+        block[slots.A_NOW_MS] = now_ms
+        block[slots.A_BYTES_SINCE] = self.bytes_since_index_entry
+        block[slots.A_INDEX_ENTRIES] = self.offset_index.entries
+        block[slots.A_TIME_ENTRIES] = self.time_index.entries
+        block[slots.A_LAST_TIME_TS] = self.time_index.last_entry().timestamp_ms
+        block[slots.A_SEGMENT_BYTES] = roll_limits.segment_bytes
+        block[slots.A_MAX_SEGMENT_MS] = roll_limits.max_segment_ms
+        block[slots.A_INDEX_INTERVAL] = self.index_interval_bytes
+        block[slots.A_INDEX_MAX] = _NEVER if indexes_may_fill else self.offset_index.max_entries
+        block[slots.A_TIME_MAX] = _NEVER if indexes_may_fill else self.time_index.max_entries
+        block[slots.A_FRESH] = fresh
+        block[slots.A_INDEX_OUT] = address_of(index_out)
+        block[slots.A_TIME_OUT] = address_of(time_out)
+        placed = kernels().place(address_of(data), address_of(table), first, last, int(assign), address_of(block))
+        if placed:
+            if write:
+                begin = int(table[first, POSITION])
+                end = int(table[first + placed - 1, POSITION] + table[first + placed - 1, SIZE])
+                self.log.pwrite(data[begin:end].data, start)
+            entries, time_entries = int(block[slots.A_INDEX_OUT_N]), int(block[slots.A_TIME_OUT_N])
+            self.offset_index.append_raw(index_out[: entries * 8].data, entries)
+            self.time_index.append_raw(time_out[: time_entries * 12].data, time_entries)
+            # Last, so that a failed write leaves the segment as it was; what it wrote is cut by the caller.
+            self.size_bytes = max(self.size_bytes, int(block[slots.A_SIZE]))
+            self.bytes_since_index_entry = int(block[slots.A_BYTES_SINCE])
+            self._largest = TimestampOffset(int(block[slots.A_MAX_TS]), int(block[slots.A_MAX_TS_OFFSET]))
+            self._first_timestamp_ms = int(block[slots.A_FIRST_TS])
+        return placed, int(block[slots.A_REASON])
+
+    def seal(self) -> None:
+        """Stop being active: final time-index entry, files cut to what they hold."""
+        if self.size_bytes:
+            self.time_index.maybe_append(self.largest.timestamp_ms, self.largest.offset)
+        self.trim()
+
+    def trim(self) -> None:
+        self.offset_index.trim()
+        self.time_index.trim()
+        self.trim_log()
+
+    def trim_log(self) -> None:
+        """Cut what a failed write left behind the logical end."""
+        if self.log.size() != self.size_bytes:
+            self.log.truncate(self.size_bytes)
+
+    def activate(self) -> None:
+        """Become the active segment of a long-lived log: indexes at full size again."""
+        self.offset_index.preallocate()
+        self.time_index.preallocate()
+
+    def flush(self) -> None:
+        """Fsync data first, then what is derived from it."""
+        self.log.fsync()
+        self.offset_index.flush()
+        self.time_index.flush()
+        self.txn_index.flush()
+
+    # --- finding ----------------------------------------------------------------------------------------------------
+
+    def find_batch(self, offset: int, start_position: int = 0) -> BatchHeader | None:
+        """The first batch whose last offset is >= `offset`. The index answer is a hint: it must be a batch at or
+        before `offset`.
+        """
+        position = max(self.offset_index.lookup(offset).position, start_position)
+        try:
+            header = read_header(self.log, position, self.size_bytes)
+            trusted = header is not None and (header.base_offset is None or header.base_offset <= offset)
+        except CorruptBatch:
+            trusted = False
+        if not trusted:
+            position = start_position
+        for header in self.headers(position):
+            if header.last_offset >= offset:
+                return header
+        return None
+
+    def find_timestamp_position(self, timestamp_ms: int, start_offset: int) -> int:
+        """Where a search for the first record at or after a time must begin."""
+        offset = self.time_index.lookup(timestamp_ms).offset
+        return self.offset_index.lookup(max(offset, start_offset)).position
+
+    # --- cutting and rebuilding -------------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> int:
+        """Drop everything from the batch that holds `offset` on; returns how many bytes went."""
+        header = self.find_batch(offset)
+        self.offset_index.truncate_to(offset)
+        self.time_index.truncate_to(offset)
+        self.txn_index.truncate_to(offset)
+        dropped = 0
+        if header is not None:
+            dropped = self.size_bytes - header.position
+            self.log.truncate(header.position)
+            self.size_bytes = header.position
+        if self.size_bytes == 0:
+            self._first_timestamp_ms = None
+        self.bytes_since_index_entry = 0
+        self._largest = None
+        return dropped
+
+    def reset_indexes(self) -> None:
+        """Empty all three, before a rebuild."""
+        self.offset_index.keep(0)
+        self.time_index.keep(0)
+        self.txn_index.reset()
+        self.bytes_since_index_entry = 0
+        self._largest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
+
+    def index_batches(self, chunk: Chunk) -> None:
+        """Index batches that are in the file already; raises OffsetOverflow when one does not belong here."""
+        placed, reason = self.place(
+            chunk.data,
+            chunk.table,
+            0,
+            next_offset=0,
+            assign=False,
+            indexes_may_fill=True,
+            write=False,
+            base_position=chunk.position,
+        )
+        if reason == ROLL_OFFSET_OVERFLOW:
+            raise OffsetOverflow(
+                f"offset {int(chunk.table[placed, LAST_OFFSET])} is not within 2^31 of the base {self.base_offset}",
+                file=chunk.file,
+                position=chunk.position + int(chunk.table[placed, POSITION]),
+                offset=int(chunk.table[placed, LAST_OFFSET]),
+            )
+        assert reason == OK
+
+    def cut_bytes(self, size_bytes: int) -> int:
+        """Keep the first `size_bytes` of the log file; returns how many went. Indexes are the caller's."""
+        dropped = self.log.size() - size_bytes
+        self.log.truncate(size_bytes)
+        self.size_bytes = size_bytes
+        if size_bytes == 0:
+            self._first_timestamp_ms = None
+        return dropped
+
+    def sanity_check(self) -> None:
+        """Raises CorruptIndex when the indexes cannot belong to the log."""
+        self.offset_index.sanity_check(self.size_bytes)
+        self.time_index.sanity_check()
+        self.txn_index.sanity_check()
+        if self.offset_index.entries and self.offset_index.last_offset() - self.base_offset > RELATIVE_OFFSET_MAX:
+            raise CorruptIndex("an entry beyond the segment's range", file=self.offset_index.path)
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def change_suffix(self, suffix: Transient) -> None:
+        """Rename all files, the `.log` first."""
+        for kind in SEGMENT_KINDS:
+            old = os.path.join(self._directory, file_name(self.base_offset, kind, self._suffix))
+            if self._fs.exists(old):
+                self._fs.rename(old, os.path.join(self._directory, file_name(self.base_offset, kind, suffix)))
+        self._suffix = suffix
+
+    def close(self, *, clean: bool = True) -> None:
+        """Close the files; a clean close of a writable segment seals it first (see `seal`)."""
+        if clean:
+            self.seal()
+        self.log.close()
+        self.offset_index.close()
+        self.time_index.close()
+        self.txn_index.close()

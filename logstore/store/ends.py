@@ -1,0 +1,75 @@
+"""A topic's `ends`: the applied sequence, and of each partition the high watermark and the recovery point.
+
+Changed under the topic's lease, as a whole file. Readers take the high watermark from here before anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from logstore.errors import CorruptState
+from logstore.files import FileSystem
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.store.sealed import read_sealed, whole_number, whole_numbers, write_sealed
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEnds:
+    high_watermarks: tuple[int, ...]
+    recovery_points: tuple[int, ...]
+    applied_sequence: int = 0
+
+    @classmethod
+    def empty(cls, partitions: int) -> TopicEnds:
+        return cls((0,) * partitions, (0,) * partitions)
+
+    def grown(self, partitions: int) -> TopicEnds:
+        """The same with partitions added at zero."""
+        more = (0,) * (partitions - len(self.high_watermarks))
+        return replace(self, high_watermarks=self.high_watermarks + more, recovery_points=self.recovery_points + more)
+
+    def with_partition(
+        self, partition: int, *, high_watermark: int | None = None, recovery_point: int | None = None
+    ) -> TopicEnds:
+        return replace(
+            self,
+            high_watermarks=_put(self.high_watermarks, partition, high_watermark),
+            recovery_points=_put(self.recovery_points, partition, recovery_point),
+        )
+
+
+def _put(numbers: tuple[int, ...], index: int, number: int | None) -> tuple[int, ...]:
+    return numbers if number is None else (*numbers[:index], number, *numbers[index + 1 :])
+
+
+def read_ends(fs: FileSystem, path: str, *, partitions: int, limits: Limits = DEFAULT_LIMITS) -> TopicEnds:
+    """The ends of a topic with that many partitions; all zero while it has no file. Raises CorruptState."""
+    try:
+        document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
+    except FileNotFoundError:
+        return TopicEnds.empty(partitions)
+    ends = TopicEnds(
+        high_watermarks=whole_numbers(document, "high_watermarks", file=path),
+        recovery_points=whole_numbers(document, "recovery_points", file=path),
+        applied_sequence=whole_number(document, "applied_sequence", file=path),
+    )
+    if len(ends.high_watermarks) != len(ends.recovery_points) or len(ends.high_watermarks) > partitions:
+        raise CorruptState(f"holds {len(ends.high_watermarks)} partitions, the topic has {partitions}", file=path)
+    # A topic is widened in its own file first; the new partitions have nothing yet.
+    return ends.grown(partitions)
+
+
+def write_ends(fs: FileSystem, path: str, ends: TopicEnds, *, durable: bool = True) -> None:
+    write_sealed(
+        fs,
+        path,
+        {
+            "applied_sequence": ends.applied_sequence,
+            "high_watermarks": list(ends.high_watermarks),
+            "recovery_points": list(ends.recovery_points),
+        },
+        version=VERSION,
+        durable=durable,
+    )

@@ -1,0 +1,84 @@
+"""Where things lie in a store: every path, built in one place from checked names. Touches no file."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+
+from logstore.topic import TopicPartition, check_topic_name, parse_uuid
+
+#: a directory whose name is not topic-N makes a broker refuse to start, and print this name
+BROKER_GUARD = "use.duramen.export"
+
+#: A short suffix: with the temporary one behind it, the longest topic name still fits a file name of 255 bytes. There
+#: has to be one, or the temporary file of topic `a` would be the file of topic `a.tmp`.
+TOPIC_SUFFIX = ".t"
+
+#: everything a store may hold at its top
+TOP_NAMES = frozenset(
+    {"logs", "state", "ledger", "staging", "topics", "locks", "version", "version.tmp", "duramen.toml"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    root: str
+
+    @property
+    def logs(self) -> str:
+        return os.path.join(self.root, "logs")
+
+    @property
+    def state(self) -> str:
+        return os.path.join(self.root, "state")
+
+    @property
+    def staging(self) -> str:
+        return os.path.join(self.root, "staging")
+
+    @property
+    def topics(self) -> str:
+        return os.path.join(self.root, "topics")
+
+    @property
+    def locks(self) -> str:
+        return os.path.join(self.root, "locks")
+
+    @property
+    def version(self) -> str:
+        return os.path.join(self.root, "version")
+
+    @property
+    def settings(self) -> str:
+        """The store's own defaults, when it has any."""
+        return os.path.join(self.root, "duramen.toml")
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        return (self.logs, self.state, self.staging, self.topics, self.locks)
+
+    def topic(self, name: str) -> str:
+        return os.path.join(self.topics, check_topic_name(name) + TOPIC_SUFFIX)
+
+    def partition(self, partition: TopicPartition) -> str:
+        check_topic_name(partition.topic)
+        return os.path.join(self.logs, str(partition))
+
+    def topic_state(self, topic_id: str) -> str:
+        return os.path.join(self.state, _checked_id(topic_id))
+
+    def ends(self, topic_id: str) -> str:
+        return os.path.join(self.topic_state(topic_id), "ends")
+
+    def partition_state(self, topic_id: str, partition: int) -> str:
+        return os.path.join(self.topic_state(topic_id), str(partition))
+
+    def work(self, purpose: str) -> str:
+        """A new place under `staging/`, on the same file system, for what is renamed into place later, or removed."""
+        return os.path.join(self.staging, f"{uuid.uuid4().hex}-{purpose}")
+
+
+def _checked_id(topic_id: str) -> str:
+    parse_uuid(topic_id)  # ids come from files: never a path of somebody else's making
+    return topic_id

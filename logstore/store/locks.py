@@ -1,0 +1,245 @@
+"""Locks of a store: open-file-description locks on files in `locks/`, and on `logs/.lock`, which a broker takes too.
+
+Classic fcntl locks do not exclude threads and vanish when any descriptor of the file is closed; these belong to one
+open file and exclude everybody else's, threads and JVMs included. Whoever holds one exclusively writes its name into
+the file, so that a waiter can say whom it waits for. Take them after any fork; they are released explicitly, because a
+forked child shares the open file. This module decides the order in which locks may be taken, never what they protect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from enum import IntEnum
+
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.errors import LockHeld, StoreInUse, UnsuitableFileSystem
+from logstore.files import File, FileSystem
+from logstore.segment.names import LOCK
+from logstore.store.layout import Layout
+
+DEFAULT_WAIT_MS = 30_000
+
+_FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid (0 for open-file-description locks)
+_HOLDER_BYTES_MAX = 4096
+_PAUSE_S_MIN = 0.001
+_PAUSE_S_MAX = 0.05
+
+
+class LockRank(IntEnum):
+    """The order in which locks may be taken; of equal rank, by key."""
+
+    STORE = 0
+    MAINTENANCE = 1
+    LEASE = 2
+    PARTITION = 3
+    CHECKPOINT = 4
+
+
+class FileLock:
+    """One lock on one open file; `path` is created when missing."""
+
+    __slots__ = ("_file", "_fs", "exclusive", "path")
+
+    def __init__(self, fs: FileSystem, path: str, *, exclusive: bool = True) -> None:
+        self._fs = fs
+        self.path = path
+        self.exclusive = exclusive
+        self._file: File | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._file is not None
+
+    def try_acquire(self) -> bool:
+        """Take it if nobody stands against it."""
+        if self._file is not None:
+            raise RuntimeError(f"{self.path} is locked by this object already")
+        file = self._fs.open(self.path, create=True)
+        try:
+            if not _set_lock(file.fileno(), fcntl.F_WRLCK if self.exclusive else fcntl.F_RDLCK):
+                return False
+            if not _same_file(file.fileno(), self.path):
+                return False  # removed with its topic while we opened it: the lock is on a ghost
+            self._file, file = file, None  # type: ignore[assignment]
+            return True
+        finally:
+            if file is not None:
+                file.close()
+
+    def acquire(self, wait_ms: int) -> bool:
+        """Take it within `wait_ms`; False when somebody held it all the time."""
+        deadline = time.monotonic() + wait_ms / 1000
+        pause = _PAUSE_S_MIN
+        while not self.try_acquire():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _PAUSE_S_MAX)
+        return True
+
+    def release(self) -> None:
+        """Give it back; fine when it is not held."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                _set_lock(file.fileno(), fcntl.F_UNLCK)
+            finally:
+                file.close()
+
+    def sign(self, clock: Clock, what: str) -> None:
+        """Write who holds the lock, for those who wait. Best effort: a full disk must not stop the holder."""
+        assert self._file is not None
+        note = {"host": socket.gethostname(), "pid": os.getpid(), "since_ms": clock.now_ms(), "what": what}
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+            self._file.pwrite(json.dumps(note).encode()[:_HOLDER_BYTES_MAX], 0)
+
+
+def holder(fs: FileSystem, path: str) -> str:
+    """Who holds the lock at `path`, in words."""
+    try:
+        file = fs.open(path)
+        try:
+            text = file.pread(_HOLDER_BYTES_MAX, 0)
+            pid = _classic_holder(file.fileno())
+        finally:
+            file.close()
+    except OSError:
+        return "an unknown process"
+    if pid:
+        return f"process {pid} on this host (a broker?)"
+    try:
+        note = json.loads(text)
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(note["since_ms"]) // 1000))
+        return f"host {str(note['host'])[:255]}, pid {int(note['pid'])}, since {since}, for {str(note['what'])[:255]}"
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return "an unknown process"
+
+
+def _set_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise UnsuitableFileSystem(
+            f"the file system refuses open-file-description locks: {error.strerror}",
+            hint="Put the store on a local or POSIX shared file system.",
+        ) from error
+    return True
+
+
+def _classic_holder(fd: int) -> int:
+    """The process with a classic lock (a JVM) on the file; 0 when there is none or the holder is one of our kind."""
+    packed = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    kind, _, _, _, pid = _FLOCK.unpack(packed)
+    return pid if kind != fcntl.F_UNLCK and pid > 0 else 0
+
+
+def _same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+class StoreLocks:
+    """The locks of one open store, taken in the order of `LockRank` only."""
+
+    def __init__(
+        self, fs: FileSystem, layout: Layout, *, clock: Clock = SYSTEM_CLOCK, wait_ms: int = DEFAULT_WAIT_MS
+    ) -> None:
+        self._fs = fs
+        self._layout = layout
+        self._clock = clock
+        self._wait_ms = wait_ms
+        self._held = threading.local()
+        self._shared: FileLock | None = None
+
+    def enter(self) -> None:
+        """The shared lock on `logs/.lock`, for as long as the store is open. Raises StoreInUse when a broker has it."""
+        path = os.path.join(self._layout.logs, LOCK)
+        lock = FileLock(self._fs, path, exclusive=False)
+        if not lock.acquire(self._wait_ms):
+            raise StoreInUse(
+                f"{holder(self._fs, path)} uses the logs exclusively",
+                file=path,
+                hint="A store is never served by a broker; stop it, and give it a directory made by `duramen export`.",
+            )
+        self._shared = lock
+
+    def leave(self) -> None:
+        lock, self._shared = self._shared, None
+        if lock is not None:
+            lock.release()
+
+    @contextlib.contextmanager
+    def maintenance(self, topic_id: str, partition: int, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
+        """Compaction, retention, delete-records or deletion of one partition; held for the pass."""
+        with self._hold(LockRank.MAINTENANCE, (topic_id, partition), what, wait_ms):
+            yield
+
+    @contextlib.contextmanager
+    def lease(self, topic_id: str, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
+        """The right to change a topic's ends and definition. Several topics: in order of their ids."""
+        with self._hold(LockRank.LEASE, (topic_id, -1), what, wait_ms):
+            yield
+
+    @contextlib.contextmanager
+    def partition(self, topic_id: str, partition: int, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
+        """Append, roll, swap or deletion of segments; held for milliseconds."""
+        with self._hold(LockRank.PARTITION, (topic_id, partition), what, wait_ms):
+            yield
+
+    @contextlib.contextmanager
+    def checkpoint(self, *, what: str = "checkpoint files", wait_ms: int | None = None) -> Iterator[None]:
+        """Projection into Kafka's checkpoint files; held for milliseconds."""
+        with self._hold(LockRank.CHECKPOINT, ("", -1), what, wait_ms):
+            yield
+
+    def forget_topic(self, topic_id: str, partitions: int) -> None:
+        """Remove the lock files of a deleted topic; whoever waits on one notices."""
+        names = [_name(LockRank.LEASE, (topic_id, -1))]
+        for partition in range(partitions):
+            names += [_name(rank, (topic_id, partition)) for rank in (LockRank.MAINTENANCE, LockRank.PARTITION)]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.unlink(os.path.join(self._layout.locks, name))
+
+    @contextlib.contextmanager
+    def _hold(self, rank: LockRank, key: tuple[str, int], what: str, wait_ms: int | None) -> Iterator[None]:
+        stack: list[tuple[LockRank, tuple[str, int]]] = self._held.__dict__.setdefault("stack", [])
+        if stack and stack[-1] >= (rank, key):
+            raise RuntimeError(f"{_name(rank, key)} is taken after {_name(*stack[-1])}: that order can deadlock")
+        wait_ms = self._wait_ms if wait_ms is None else wait_ms
+        path = os.path.join(self._layout.locks, _name(rank, key))
+        lock = FileLock(self._fs, path)
+        if not lock.acquire(wait_ms):
+            raise LockHeld(
+                f"waited {wait_ms} ms for the {rank.name.lower()} lock, held by {holder(self._fs, path)}",
+                file=path,
+                hint="Wait for that process to finish, or stop it.",
+            )
+        stack.append((rank, key))
+        try:
+            lock.sign(self._clock, what)
+            yield
+        finally:
+            stack.pop()
+            lock.release()
+
+
+def _name(rank: LockRank, key: tuple[str, int]) -> str:
+    topic_id, partition = key
+    parts = [rank.name.lower(), *([topic_id] if topic_id else []), *([str(partition)] if partition >= 0 else [])]
+    return "-".join(parts)

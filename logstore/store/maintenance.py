@@ -1,0 +1,168 @@
+"""Retention, deletion of records and recovery of one partition of a store, each under its locks and with its report.
+
+A dry run answers from the state files alone and opens no log, because opening one repairs it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from logstore.clock import ManualClock
+from logstore.errors import OffsetOutOfRange
+from logstore.partition.retention import LogFacts, SegmentFacts, deletable_prefix, policies_of
+from logstore.segment.names import FileKind, file_name
+from logstore.store.registry import Topic
+from logstore.store.store import LogStore
+from logstore.topic import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedBy:
+    """What one pass of retention removed, or would remove."""
+
+    policy: str
+    base_offsets: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    partition: TopicPartition
+    log_start_offset: int
+    passes: tuple[RetainedBy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRecords:
+    partition: TopicPartition
+    log_start_offset_before: int
+    log_start_offset: int
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What recovery found; `lost_from` to `lost_to` are committed offsets that no record has any more."""
+
+    partition: TopicPartition
+    log_end_offset: int
+    segments_scanned: int = 0
+    bytes_scanned: int = 0
+    dropped_bytes: int = 0
+    cuts: list[dict[str, object]] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+    rebuilt: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lost_from: int | None = None
+    lost_to: int | None = None
+
+    @property
+    def found_damage(self) -> bool:
+        return bool(self.cuts or self.quarantined or self.lost_from is not None)
+
+
+def retain(store: LogStore, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False) -> Retention:
+    """Run the topic's retention over one partition. Raises LockHeld, CorruptState, DamagedLog."""
+    if dry_run:
+        return _would_retain(store, topic, number, now_ms)
+    what = f"retain {topic.name}-{number}"
+    with (
+        store.locks.maintenance(topic.id, number, what=what),
+        store.writing(topic, number, what=what, clock=ManualClock(now_ms)) as log,
+    ):
+        done = log.apply_retention()
+        passes = tuple(RetainedBy(each.policy, each.base_offsets, each.bytes) for each in done)
+        return Retention(topic.partition(number), log.log_start_offset, passes)
+
+
+def _would_retain(store: LogStore, topic: Topic, number: int, now_ms: int) -> Retention:
+    state = store.partition_state(topic, number)
+    high_watermark = store.high_watermark(topic, number)
+    directory = store.layout.partition(topic.partition(number))
+    segments = []
+    for entry in state.segments:
+        timestamp_ms = entry.largest_timestamp_ms
+        if timestamp_ms < 0:
+            path = os.path.join(directory, file_name(entry.base_offset, FileKind.LOG))
+            timestamp_ms = store.fs.stat(path).mtime_ms
+        segments.append(SegmentFacts(entry.base_offset, entry.size_bytes, timestamp_ms))
+    # No log is open: its end is not known, but what is committed ends here.
+    log = LogFacts(tuple(segments), state.log_start_offset, high_watermark, high_watermark)
+    passes = []
+    for policy in policies_of(store.log_config(topic)):
+        count = deletable_prefix(policy, log, now_ms)
+        if not count:
+            continue
+        gone, left = log.segments[:count], log.segments[count:]
+        passes.append(
+            RetainedBy(policy.name, tuple(each.base_offset for each in gone), sum(each.size_bytes for each in gone))
+        )
+        start = left[0].base_offset if left else high_watermark
+        log = LogFacts(left, max(start, log.log_start_offset), high_watermark, high_watermark)
+    return Retention(topic.partition(number), log.log_start_offset, tuple(passes))
+
+
+def delete_records(
+    store: LogStore, topic: Topic, number: int, *, before_offset: int | None, dry_run: bool = False
+) -> DeletedRecords:
+    """Raise the log start to `before_offset` (None: to the high watermark); files go with the next retention.
+
+    Raises OffsetOutOfRange beyond the high watermark, LockHeld, CorruptState, DamagedLog.
+    """
+    partition = topic.partition(number)
+    high_watermark = store.high_watermark(topic, number)
+    target = high_watermark if before_offset is None else before_offset
+    if not 0 <= target <= high_watermark:
+        raise OffsetOutOfRange(
+            f"cannot delete up to {target}: the high watermark is {high_watermark}", partition=partition, offset=target
+        )
+    start = store.partition_state(topic, number).log_start_offset
+    if dry_run:
+        return DeletedRecords(partition, start, max(start, target))
+    what = f"delete records of {partition}"
+    with store.locks.maintenance(topic.id, number, what=what), store.writing(topic, number, what=what) as log:
+        start = log.log_start_offset
+        log.advance_log_start(target)
+        return DeletedRecords(partition, start, log.log_start_offset)
+
+
+def recover(store: LogStore, topic: Topic, number: int) -> Recovery:
+    """Check every byte of the partition, cut at damage, rebuild what is derived; go on behind what is lost.
+
+    An offset once committed is never given to another record: where the log ends too early, it goes on at the committed
+    end. Raises LockHeld.
+    """
+    partition = topic.partition(number)
+    what = f"recover {partition}"
+    has_ends = store.fs.exists(store.layout.ends(topic.id))
+    committed = store.high_watermark(topic, number) if has_ends else 0
+    with store.locks.maintenance(topic.id, number, what=what):
+        with store.writing(topic, number, what=what, recover=True) as log:
+            found = log.recovery
+            report = Recovery(
+                partition,
+                log.log_end_offset,
+                segments_scanned=found.segments_scanned,
+                bytes_scanned=found.bytes_scanned,
+                dropped_bytes=found.dropped_bytes,
+                cuts=[
+                    {
+                        "file": cut.file,
+                        "position": cut.position,
+                        "dropped_bytes": cut.dropped_bytes,
+                        "reason": cut.reason,
+                    }
+                    for cut in found.cuts
+                ],
+                quarantined=list(found.quarantined),
+                rebuilt=list(found.rebuilt),
+                notes=list(found.notes),
+            )
+            if log.log_end_offset < committed:
+                report.lost_from, report.lost_to = log.log_end_offset, committed
+                log.skip_to(committed)
+            elif has_ends:
+                log.truncate_to(committed)  # never published
+            log.set_high_watermark(log.log_end_offset)
+            report.log_end_offset = log.log_end_offset
+    return report

@@ -1,0 +1,164 @@
+"""The topics of a store: one file each with id, number of partitions and the topic's own settings under Kafka's names.
+
+A topic exists from the moment its file has its name (a hard link, which never replaces another's) to the moment it is
+unlinked. Files are changed under the topic's lease, as a whole. Knows nothing of logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from logstore.config import TOPIC_SETTINGS, format_value, parse_value, resolve_topic
+from logstore.errors import CorruptState, DuramenError, InvalidConfig, InvalidTopic, TopicExists, UnknownTopic
+from logstore.files import FileSystem
+from logstore.limits import INT32_MAX
+from logstore.store.layout import TOPIC_SUFFIX, Layout
+from logstore.store.sealed import read_sealed, seal, whole_number, write_sealed
+from logstore.topic import TopicPartition, check_topic_name, parse_uuid
+
+VERSION = 1
+#: a topic's file is small; a larger one is not ours
+TOPIC_FILE_BYTES_MAX = 1 << 20
+#: partition directories are `topic-N`: with five digits the longest topic name fits a file name of 255 bytes
+PARTITIONS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str
+    id: str
+    partitions: int
+    #: the topic's own settings, in Kafka's spelling
+    configs: Mapping[str, str]
+    #: counts alterations: whoever encodes by a config can tell whether it still holds
+    config_version: int
+    created_ms: int
+
+    def partition_list(self) -> list[TopicPartition]:
+        return [TopicPartition(self.name, number) for number in range(self.partitions)]
+
+    def partition(self, number: int) -> TopicPartition:
+        """Raises UnknownTopic when the topic has no such partition."""
+        if not 0 <= number < self.partitions:
+            raise UnknownTopic(
+                f"topic {self.name} has partitions 0 to {self.partitions - 1}", partition=f"{self.name}-{number}"
+            )
+        return TopicPartition(self.name, number)
+
+
+def check_partitions(partitions: int) -> int:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidConfig(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+    return partitions
+
+
+def spelled(configs: Mapping[str, object]) -> dict[str, str]:
+    """Checked settings of a topic in Kafka's spelling. Raises UnknownConfig, InvalidConfig."""
+    resolved = resolve_topic(configs)
+    return {name: format_value(resolved[name].value) for name in TOPIC_SETTINGS if name in configs}
+
+
+class TopicRegistry:
+    def __init__(self, fs: FileSystem, layout: Layout) -> None:
+        self._fs = fs
+        self._layout = layout
+
+    def names(self) -> list[str]:
+        """All topics by name. Files that are not named like a topic's are left alone."""
+        found = []
+        for entry in self._fs.listdir(self._layout.topics):
+            if entry.endswith(TOPIC_SUFFIX):
+                with contextlib.suppress(InvalidTopic):
+                    found.append(check_topic_name(entry[: -len(TOPIC_SUFFIX)]))
+        return found
+
+    def read(self, name: str) -> Topic:
+        """Raises UnknownTopic, CorruptState, StoreVersionError."""
+        path = self._layout.topic(name)
+        try:
+            document = read_sealed(self._fs, path, version=VERSION, limit=TOPIC_FILE_BYTES_MAX)
+        except FileNotFoundError:
+            raise self._unknown(name) from None
+        return _topic(name, document, path)
+
+    def _unknown(self, name: str) -> UnknownTopic:
+        import difflib
+
+        near = difflib.get_close_matches(name, self.names(), n=1)
+        hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
+        return UnknownTopic(f"no topic is called {name}", hint=hint)
+
+    def create(self, topic: Topic) -> None:
+        """Make the topic exist, durably. Raises TopicExists."""
+        draft = os.path.join(self._layout.topics, topic.id + ".new")
+        file = self._fs.open(draft, create=True, exclusive=True)
+        try:
+            file.pwrite(seal(_document(topic), version=VERSION), 0)
+            file.fsync()
+        finally:
+            file.close()
+        try:
+            self._fs.link(draft, self._layout.topic(topic.name))
+        except FileExistsError:
+            raise TopicExists(f"there is a topic {topic.name} already") from None
+        finally:
+            self._fs.unlink(draft)
+        self._fs.fsync_dir(self._layout.topics)
+
+    def replace(self, topic: Topic) -> None:
+        """Write the topic's new definition; the caller holds its lease."""
+        write_sealed(self._fs, self._layout.topic(topic.name), _document(topic), version=VERSION)
+
+    def remove(self, name: str) -> None:
+        """End the topic, durably; the caller holds its lease."""
+        try:
+            self._fs.unlink(self._layout.topic(name))
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                raise self._unknown(name) from None
+            raise
+        self._fs.fsync_dir(self._layout.topics)
+
+
+def _document(topic: Topic) -> dict[str, object]:
+    return {
+        "name": topic.name,
+        "id": topic.id,
+        "partitions": topic.partitions,
+        "configs": dict(topic.configs),
+        "config_version": topic.config_version,
+        "created_ms": topic.created_ms,
+    }
+
+
+def _topic(name: str, document: Mapping[str, object], path: str) -> Topic:
+    if document.get("name") != name:
+        raise CorruptState("the file tells of another topic than its name", file=path)
+    topic_id = document.get("id")
+    try:
+        if not isinstance(topic_id, str) or parse_uuid(topic_id).int == 0:
+            raise ValueError
+    except ValueError:
+        raise CorruptState("no topic id in the file", file=path) from None
+    partitions = whole_number(document, "partitions", file=path, high=INT32_MAX)
+    configs = document.get("configs")
+    if not isinstance(configs, dict):
+        raise CorruptState("no settings in the file", file=path)
+    try:
+        check_partitions(partitions)
+        resolve_topic(configs, file=path)
+        checked = {key: format_value(parse_value(TOPIC_SETTINGS[key], value)) for key, value in configs.items()}
+    except DuramenError as error:
+        raise CorruptState(f"the topic's file does not hold: {error.what}", file=path) from error
+    return Topic(
+        name=name,
+        id=topic_id,
+        partitions=partitions,
+        configs=checked,
+        config_version=whole_number(document, "config_version", file=path),
+        created_ms=whole_number(document, "created_ms", file=path),
+    )

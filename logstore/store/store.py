@@ -1,0 +1,477 @@
+"""A store: a directory of topics and their partition logs, with settings, state and locks.
+
+Opening one holds a shared lock that keeps brokers out. Topics are created, altered and deleted here; a topic exists
+from the moment its file in `topics/` has its name, so all else of it is made after that, or thrown away with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import BrokerConfig, LogConfig, Resolved, load_toml, resolve_broker, resolve_topic, topic_setting
+from logstore.errors import (
+    CorruptState,
+    DamagedLog,
+    DuramenError,
+    InvalidConfig,
+    NotAStore,
+    TopicExists,
+    UnknownTopic,
+)
+from logstore.files import OS_FILES, FileSystem
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.partition.checkpoint import (
+    MetaProperties,
+    read_partition_metadata,
+    write_meta_properties,
+    write_partition_metadata,
+)
+from logstore.partition.state import PartitionState, read_state
+from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA, FileKind, file_name
+from logstore.store.ends import TopicEnds, read_ends, write_ends
+from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
+from logstore.store.locks import DEFAULT_WAIT_MS, StoreLocks
+from logstore.store.probe import probe_file_system
+from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
+from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
+from logstore.store.trees import is_directory, remove_tree
+from logstore.store.version import read_version, write_version
+from logstore.topic import TopicPartition, check_topic_name, new_topic_id
+
+if TYPE_CHECKING:
+    from logstore.partition.log import PartitionLog
+    from logstore.partition.reader import PartitionReader
+
+#: what a crashed process left in `topics/` or `staging/` is not touched before this age
+_LEFTOVER_MS_MIN = 3_600_000
+
+
+class LogStore:
+    """An open store; close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        fs: FileSystem = OS_FILES,
+        clock: Clock = SYSTEM_CLOCK,
+        limits: Limits = DEFAULT_LIMITS,
+        lock_wait_ms: int = DEFAULT_WAIT_MS,
+    ) -> None:
+        """Open the store at `path`; with `create`, make it when there is none.
+
+        Raises NotAStore, StoreVersionError, UnsuitableFileSystem, StoreInUse; for its settings file UnknownConfig and
+        InvalidConfig.
+        """
+        self.layout = Layout(os.path.abspath(os.fspath(path)))
+        self.fs = fs
+        self.clock = clock
+        self.limits = limits
+        if create:
+            _make(fs, self.layout)
+        read_version(fs, self.layout.version)
+        probe_file_system(fs, self.layout.locks)
+        fs.mkdir(os.path.join(self.layout.logs, BROKER_GUARD))
+        self._settings = load_toml(self.layout.settings, fs=fs) if fs.exists(self.layout.settings) else {}
+        self._broker = resolve_broker(self._settings, store_file=self.layout.settings)
+        self.registry = TopicRegistry(fs, self.layout)
+        self.locks = StoreLocks(fs, self.layout, clock=clock, wait_ms=lock_wait_ms)
+        self.locks.enter()
+
+    def close(self) -> None:
+        self.locks.leave()
+
+    def __enter__(self) -> LogStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- settings ------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        return self.layout.root
+
+    def broker_settings(self) -> dict[str, Resolved]:
+        """The settings of the store as a whole, each with its source."""
+        return self._broker
+
+    @property
+    def broker_config(self) -> BrokerConfig:
+        return BrokerConfig.from_resolved(self._broker)
+
+    def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]:
+        """Every topic setting with its source; without a topic, what a new one would get."""
+        return self._resolve(topic.configs if topic else {})
+
+    def log_config(self, topic: Topic) -> LogConfig:
+        return LogConfig.from_resolved(self.topic_settings(topic))
+
+    def _resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]:
+        return resolve_topic(configs, broker=self._settings, store_file=self.layout.settings)
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    def topic_names(self) -> list[str]:
+        return self.registry.names()
+
+    def topics(self) -> list[Topic]:
+        """All topics by name. Raises CorruptState for one whose file is damaged."""
+        found = []
+        for name in self.registry.names():
+            with contextlib.suppress(UnknownTopic):  # deleted since it was listed
+                found.append(self.registry.read(name))
+        return found
+
+    def topic(self, name: str) -> Topic:
+        """Raises InvalidTopic, UnknownTopic, CorruptState."""
+        return self.registry.read(name)
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        configs: Mapping[str, object] | None = None,
+        dry_run: bool = False,
+    ) -> Topic:
+        """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig."""
+        check_topic_name(name)
+        self._resolve(configs or {})
+        topic = Topic(
+            name=name,
+            id=new_topic_id(),
+            partitions=check_partitions(partitions),
+            configs=spelled(configs or {}),
+            config_version=1,
+            created_ms=self.clock.now_ms(),
+        )
+        if self.fs.exists(self.layout.topic(name)):
+            raise TopicExists(f"there is a topic {name} already")
+        if not dry_run:
+            self.registry.create(topic)
+            for partition in topic.partition_list():
+                self.place_partition(topic, partition)
+        return topic
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        configs: Mapping[str, object] | None = None,
+        unset: Iterable[str] = (),
+        partitions: int | None = None,
+        dry_run: bool = False,
+    ) -> Topic:
+        """Set and unset the topic's own settings, or widen it; returns it as it is then.
+
+        Raises UnknownTopic, UnknownConfig, InvalidConfig.
+        """
+        unset = list(unset)
+        for key in unset:
+            topic_setting(key)
+        with self.locks.lease(self.registry.read(name).id, what=f"alter {name}"):
+            topic = self.registry.read(name)
+            wanted: dict[str, object] = {key: value for key, value in topic.configs.items() if key not in unset}
+            wanted.update(configs or {})
+            self._resolve(wanted)
+            if partitions is not None and check_partitions(partitions) < topic.partitions:
+                raise InvalidConfig(f"topic {name} has {topic.partitions} partitions; their number can only grow")
+            altered = replace(
+                topic,
+                configs=spelled(wanted),
+                partitions=partitions or topic.partitions,
+                config_version=topic.config_version + 1,
+            )
+            if not dry_run:
+                self.registry.replace(altered)
+        if not dry_run:
+            for partition in altered.partition_list()[topic.partitions :]:
+                self.place_partition(altered, partition)
+        return altered
+
+    def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
+        """Remove the topic and all its records. Raises UnknownTopic, LockHeld."""
+        topic = self.registry.read(name)
+        if dry_run:
+            return topic
+        what = f"delete {name}"
+        with contextlib.ExitStack() as held:
+            for number in range(topic.partitions):
+                held.enter_context(self.locks.maintenance(topic.id, number, what=what))
+            held.enter_context(self.locks.lease(topic.id, what=what))
+            self._check_exists(topic)
+            self.registry.remove(name)
+            for partition in topic.partition_list():
+                self._discard(self.layout.partition(partition))
+            remove_tree(self.fs, self.layout.topic_state(topic.id))
+        self.locks.forget_topic(topic.id, topic.partitions)
+        return topic
+
+    def ends(self, topic: Topic) -> TopicEnds:
+        """Raises CorruptState."""
+        return read_ends(self.fs, self.layout.ends(topic.id), partitions=topic.partitions, limits=self.limits)
+
+    def write_ends(self, topic: Topic, ends: TopicEnds) -> None:
+        """The caller holds the topic's lease."""
+        self.fs.mkdir(self.layout.topic_state(topic.id))
+        write_ends(self.fs, self.layout.ends(topic.id), ends)
+
+    # --- partitions ----------------------------------------------------------------------------------------------
+
+    def partition_state(self, topic: Topic, number: int) -> PartitionState:
+        """The partition's segment list; empty before its first write. Raises UnknownTopic, CorruptState."""
+        topic.partition(number)
+        path = self.layout.partition_state(topic.id, number)
+        return read_state(self.fs, path, limits=self.limits) or PartitionState()
+
+    def high_watermark(self, topic: Topic, number: int) -> int:
+        """Where readers must stop, as of now."""
+        topic.partition(number)
+        return self.ends(topic).high_watermarks[number]
+
+    def reader(self, topic: Topic, number: int) -> PartitionReader:
+        """A reader of the partition, for as long as the store is open; it blocks nobody."""
+        from logstore.partition.reader import PartitionReader
+
+        partition = topic.partition(number)
+        return PartitionReader(
+            self.layout.partition(partition),
+            partition=partition,
+            state_path=self.layout.partition_state(topic.id, number),
+            high_watermark=lambda: self.high_watermark(topic, number),
+            fs=self.fs,
+            limits=self.limits,
+        )
+
+    @contextlib.contextmanager
+    def writing(
+        self, topic: Topic, number: int, *, what: str, clock: Clock | None = None, recover: bool = False
+    ) -> Iterator[PartitionLog]:
+        """The partition's log for its one writer, under the topic's lease; its end is published when all went well.
+
+        What an earlier writer left above the high watermark was never published, and is cut off first. With `recover`
+        every byte is checked instead of those since the recovery point, and damage is no error.
+        Raises LockHeld, CorruptState, DamagedLog.
+        """
+        from logstore.partition.log import PartitionLog
+
+        directory = self.place_partition(topic, topic.partition(number))
+        with self.locks.lease(topic.id, what=what), self.locks.partition(topic.id, number, what=what):
+            self._check_exists(topic)
+            ends = self.ends(topic)
+            log = PartitionLog.open(
+                directory,
+                partition=topic.partition(number),
+                config=self.log_config(topic),
+                clean=not recover and self._closed_cleanly(topic, number, ends),
+                state_path=self.layout.partition_state(topic.id, number),
+                recovery_point=0 if recover else ends.recovery_points[number],
+                high_watermark=ends.high_watermarks[number],
+                clock=clock or self.clock,
+                fs=self.fs,
+                limits=self.limits,
+                long_lived=False,
+                producer_expiration_ms=self.broker_config.producer_id_expiration_ms,
+            )
+            try:
+                if not recover:
+                    self._meet_high_watermark(log, topic, ends.high_watermarks[number])
+                yield log
+            except BaseException:
+                log.close(clean=False)
+                raise
+            log.close()
+            self.write_ends(
+                topic,
+                ends.with_partition(number, high_watermark=log.high_watermark, recovery_point=log.recovery_point),
+            )
+
+    def _check_exists(self, topic: Topic) -> None:
+        if self.registry.read(topic.name).id != topic.id:
+            raise UnknownTopic(f"topic {topic.name} was deleted and created again meanwhile")
+
+    def _closed_cleanly(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
+        """Whether the last writer closed the log: all it published is durable, and no byte came after."""
+        try:
+            state = self.partition_state(topic, number)
+        except CorruptState:
+            return False
+        if not state.segments or ends.recovery_points[number] != ends.high_watermarks[number]:
+            return False
+        active = state.segments[-1]
+        directory = self.layout.partition(topic.partition(number))
+        try:
+            found = self.fs.stat(os.path.join(directory, file_name(active.base_offset, FileKind.LOG)))
+        except FileNotFoundError:
+            return False
+        return found.size_bytes == active.size_bytes
+
+    def _meet_high_watermark(self, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
+        if log.log_end_offset < high_watermark:
+            raise DamagedLog(
+                f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
+                partition=log.partition,
+                offset=log.log_end_offset,
+                hint="`duramen recover` goes on behind the loss.",
+            )
+        if log.log_end_offset > high_watermark:
+            if not self.fs.exists(self.layout.ends(topic.id)):
+                raise CorruptState(
+                    "the topic has records but nothing says which are committed",
+                    file=self.layout.ends(topic.id),
+                    partition=log.partition,
+                    hint="`duramen recover` takes them all.",
+                )
+            log.truncate_to(high_watermark)
+
+    def project_checkpoints(self) -> None:
+        """Bring Kafka's four checkpoint files up to date with the state; for tools, nothing of ours reads them."""
+        with self.locks.checkpoint():
+            facts = [
+                self._partition_facts(topic, number) for topic in self.topics() for number in range(topic.partitions)
+            ]
+            write_checkpoints(self.fs, self.layout.logs, checkpoint_entries(facts))
+
+    def _partition_facts(self, topic: Topic, number: int) -> PartitionFacts:
+        ends, state = self.ends(topic), self.partition_state(topic, number)
+        return PartitionFacts(
+            partition=topic.partition(number),
+            high_watermark=ends.high_watermarks[number],
+            recovery_point=ends.recovery_points[number],
+            log_start_offset=state.log_start_offset,
+            first_base_offset=state.segments[0].base_offset if state.segments else 0,
+            first_dirty_offset=state.first_dirty_offset,
+        )
+
+    # --- partition directories -----------------------------------------------------------------------------------
+
+    def place_partition(self, topic: Topic, partition: TopicPartition) -> str:
+        """The partition's directory, made when it is missing; never one that a topic of the same name left behind."""
+        directory = self.layout.partition(partition)
+        if self._topic_id_at(directory) == topic.id:
+            return directory
+        self.clear_place(partition)
+        with self.locks.partition(topic.id, partition.partition, what=f"make {partition}"):
+            if self._topic_id_at(directory) != topic.id:
+                draft = self.layout.work("partition")
+                self.fs.mkdir(draft)
+                write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)
+                self.fs.rename(draft, directory)
+                self.fs.fsync_dir(self.layout.logs)
+            self.fs.mkdir(self.layout.topic_state(topic.id))
+        return directory
+
+    def clear_place(self, partition: TopicPartition) -> None:
+        """Take away what lies where the partition's directory belongs, if it is nobody's any more."""
+        directory = self.layout.partition(partition)
+        if not is_directory(self.fs, directory):
+            return
+        left_by = self._topic_id_at(directory)
+        if left_by is None:
+            # Not made by us; set aside, never deleted.
+            self.fs.rename(directory, self.layout.work("stray"))
+            return
+        with self.locks.lease(left_by, what=f"clear {partition}"):
+            if left_by not in {topic.id for topic in self.topics()} and self._topic_id_at(directory) == left_by:
+                self._discard(directory)
+
+    def _topic_id_at(self, directory: str) -> str | None:
+        metadata = read_partition_metadata(self.fs, os.path.join(directory, PARTITION_METADATA), limits=self.limits)
+        return metadata.topic_id if metadata else None
+
+    def _discard(self, directory: str) -> None:
+        """Out of sight in one step, then gone; a crash in between leaves it to `sweep`."""
+        grave = self.layout.work("delete")
+        try:
+            self.fs.rename(directory, grave)
+        except FileNotFoundError:
+            return
+        self.fs.fsync_dir(self.layout.logs)
+        remove_tree(self.fs, grave)
+
+    def sweep(self) -> list[str]:
+        """Remove what crashed processes left behind and nobody can need; returns the paths."""
+        removed = []
+        for name in self.fs.listdir(self.layout.staging):
+            if name.endswith("-delete"):
+                removed.append(os.path.join(self.layout.staging, name))
+        oldest = self.clock.now_ms() - _LEFTOVER_MS_MIN
+        for folder, suffixes in (
+            (self.layout.topics, (".new", ".tmp")),
+            (self.layout.staging, ("-partition", "-import")),
+        ):
+            for name in self.fs.listdir(folder):
+                path = os.path.join(folder, name)
+                with contextlib.suppress(FileNotFoundError):
+                    if name.endswith(suffixes) and self.fs.stat(path).mtime_ms < oldest:
+                        removed.append(path)
+        for path in removed:
+            remove_tree(self.fs, path)
+        return [*removed, *self._sweep_logs(), *self._sweep_state()]
+
+    def _sweep_logs(self) -> list[str]:
+        """Partition directories of deleted topics. A topic's file is there before any of its directories is."""
+        removed = []
+        for name in self.fs.listdir(self.layout.logs):
+            directory = os.path.join(self.layout.logs, name)
+            try:
+                partition = TopicPartition.parse(name)
+                topic_id = self._topic_id_at(directory)
+            except (DuramenError, NotADirectoryError):
+                continue
+            if topic_id is not None and topic_id not in {topic.id for topic in self.topics()}:
+                self.clear_place(partition)
+                if not self.fs.exists(directory):
+                    removed.append(directory)
+        return removed
+
+    def _sweep_state(self) -> list[str]:
+        """State of topics that never came to be, or are no more."""
+        removed = []
+        for topic_id in self.fs.listdir(self.layout.state):
+            if topic_id in {topic.id for topic in self.topics()}:
+                continue
+            path = self.layout.topic_state(topic_id)
+            with self.locks.lease(topic_id, what="sweep"):
+                if topic_id not in {topic.id for topic in self.topics()}:
+                    remove_tree(self.fs, path)
+                    removed.append(path)
+            self.locks.forget_topic(topic_id, 0)
+        return removed
+
+
+def _make(fs: FileSystem, layout: Layout) -> None:
+    """Make an empty store; the version file comes last, so a half-made one is simply made again."""
+    if fs.exists(layout.version):
+        return
+    if fs.exists(layout.root):
+        try:
+            foreign = sorted(set(fs.listdir(layout.root)) - TOP_NAMES)
+        except NotADirectoryError:
+            raise NotAStore("a store is a directory", file=layout.root) from None
+        if foreign:
+            raise NotAStore(
+                f"the directory holds other things ({foreign[0]})", file=layout.root, hint="Give a new directory."
+            )
+    for directory in layout.directories:
+        fs.mkdir(directory)
+    probe_file_system(fs, layout.locks)
+    fs.mkdir(os.path.join(layout.logs, BROKER_GUARD))
+    write_meta_properties(
+        fs,
+        os.path.join(layout.logs, META_PROPERTIES),
+        MetaProperties(version=1, node_id=0, cluster_id=new_topic_id(), directory_id=new_topic_id()),
+    )
+    write_version(fs, layout.version)
+    fs.fsync_dir(layout.root)

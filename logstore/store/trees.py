@@ -1,0 +1,62 @@
+"""Whole directories through the file-system seam: removing one, copying a file into one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from logstore.files import FileSystem
+
+_COPY_BYTES = 1 << 20
+
+
+def remove_tree(fs: FileSystem, path: str) -> None:
+    """Remove a file or directory and all in it; fine when it is gone, or going, already."""
+    try:
+        names = fs.listdir(path)
+    except NotADirectoryError:
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(path)
+        return
+    except FileNotFoundError:
+        return
+    for name in names:
+        remove_tree(fs, os.path.join(path, name))
+    with contextlib.suppress(FileNotFoundError):
+        fs.rmdir(path)
+
+
+def is_directory(fs: FileSystem, path: str) -> bool:
+    try:
+        fs.listdir(path)
+    except (NotADirectoryError, FileNotFoundError):
+        return False
+    return True
+
+
+def copy_file(fs: FileSystem, source: str, target: str, *, size_bytes: int | None = None) -> int:
+    """A durable copy of the file, or of its first `size_bytes`, with its mtime; returns the bytes copied.
+
+    The mtime matters: it stands for the largest timestamp of a segment whose records have none.
+    """
+    mtime_ms = fs.stat(source).mtime_ms
+    reader = fs.open(source)
+    try:
+        writer = fs.open(target, create=True, exclusive=True)
+        try:
+            done = 0
+            left = reader.size() if size_bytes is None else size_bytes
+            while left > 0:
+                data = reader.pread(min(left, _COPY_BYTES), done)
+                if not data:
+                    break
+                writer.pwrite(data, done)
+                done += len(data)
+                left -= len(data)
+            writer.fsync()
+        finally:
+            writer.close()
+    finally:
+        reader.close()
+    fs.set_mtime(target, mtime_ms)
+    return done

@@ -1,0 +1,276 @@
+"""Reads a partition as it lies on disk and says everything that is wrong with it; changes nothing.
+
+Below the high watermark every byte must hold: checksums, order of offsets, the segment list, the indexes, the side
+files. What lies above it belongs to a writer who may be at work this moment, and is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from logstore.errors import CorruptBatch, DuramenError
+from logstore.files import FileSystem
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.partition.checkpoint import read_partition_metadata
+from logstore.partition.leader_epochs import LeaderEpochs
+from logstore.partition.snapshot import read_snapshot
+from logstore.partition.state import PartitionState, SegmentEntry, read_state
+from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, BatchTable
+from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file_name, parse_file_name
+from logstore.segment.segment import Chunk, LogSegment
+from logstore.topic import TopicPartition
+
+#: after this many findings in one segment the rest is the same story
+_FINDINGS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    file: str | None = None
+    position: int | None = None
+    offset: int | None = None
+
+
+@dataclass(slots=True)
+class Verification:
+    partition: TopicPartition
+    segments: int = 0
+    batches: int = 0
+    size_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.findings
+
+
+def verify_partition(
+    fs: FileSystem,
+    directory: str,
+    *,
+    partition: TopicPartition,
+    topic_id: str,
+    state_path: str,
+    high_watermark: int,
+    limits: Limits = DEFAULT_LIMITS,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> Verification:
+    """Never raises for damage: it is in the findings. `progress` is told the bytes read since last time."""
+    result = Verification(partition)
+    found = result.findings
+    state = None
+    with _noting(found):
+        state = read_state(fs, state_path, limits=limits)
+        if state is None and high_watermark > 0:
+            found.append(Finding(f"there are records up to {high_watermark} but no segment list", file=state_path))
+    with _noting(found):
+        path = os.path.join(directory, PARTITION_METADATA)
+        metadata = read_partition_metadata(fs, path, limits=limits)
+        if metadata is None or metadata.topic_id != topic_id:
+            found.append(Finding(f"the directory does not belong to topic id {topic_id}", file=path))
+    if state is not None:
+        end_offset = _verify_segments(fs, directory, state, high_watermark, limits, result, progress)
+        if end_offset is not None and end_offset < high_watermark:
+            found.append(
+                Finding(
+                    f"committed up to {high_watermark}, but the log ends at {end_offset}",
+                    file=directory,
+                    offset=end_offset,
+                )
+            )
+    _verify_side_files(fs, directory, state, limits, found)
+    return result
+
+
+@contextlib.contextmanager
+def _noting(found: list[Finding]) -> Iterator[None]:
+    try:
+        yield
+    except DuramenError as error:
+        found.append(Finding(error.what, error.file, error.position, error.offset))
+    except OSError as error:
+        found.append(Finding(error.strerror or str(error), file=error.filename))
+
+
+def _verify_segments(
+    fs: FileSystem,
+    directory: str,
+    state: PartitionState,
+    high_watermark: int,
+    limits: Limits,
+    result: Verification,
+    progress: Callable[[int], None],
+) -> int | None:
+    """The offset after the last batch, None when the last segment could not be read to its end."""
+    next_offset: int | None = state.segments[0].base_offset if state.segments else state.log_start_offset
+    for number, entry in enumerate(state.segments):
+        if entry.base_offset >= high_watermark and number > 0:
+            break
+        is_last = number + 1 == len(state.segments)
+        upper = None if is_last else state.segments[number + 1].base_offset
+        next_offset = _verify_segment(fs, directory, entry, upper, high_watermark, limits, result, progress)
+    return next_offset
+
+
+def _verify_segment(
+    fs: FileSystem,
+    directory: str,
+    entry: SegmentEntry,
+    upper_offset: int | None,
+    high_watermark: int,
+    limits: Limits,
+    result: Verification,
+    progress: Callable[[int], None],
+) -> int | None:
+    """The offset after its last committed batch, None when it could not be read that far."""
+    path = os.path.join(directory, file_name(entry.base_offset, FileKind.LOG))
+    if not fs.exists(path):
+        result.findings.append(Finding("a segment of the list is missing", file=path, offset=entry.base_offset))
+        return None
+    result.segments += 1
+    next_offset, complete = entry.base_offset, False
+    with _noting(result.findings):
+        segment = LogSegment(fs, directory, entry.base_offset, limits=limits)
+        try:
+            sealed = upper_offset is not None
+            if segment.size_bytes < entry.size_bytes or (sealed and segment.size_bytes != entry.size_bytes):
+                result.findings.append(
+                    Finding(f"{segment.size_bytes} bytes where the list has {entry.size_bytes}", file=path)
+                )
+            indexes = _IndexCheck(fs, segment, result.findings) if sealed else None
+            for chunk in _committed_chunks(segment, high_watermark):
+                rows = chunk.table[_first_offsets(chunk.table) < high_watermark]
+                _verify_order(chunk, rows, next_offset, upper_offset, result.findings)
+                if len(rows):
+                    next_offset = max(next_offset, int(rows[:, LAST_OFFSET].max()) + 1)
+                if indexes is not None:
+                    indexes.see(chunk)
+                result.batches += len(rows)
+                result.size_bytes += len(chunk.data)
+                progress(len(chunk.data))
+            complete = True
+            if indexes is not None and upper_offset is not None and upper_offset <= high_watermark:
+                indexes.finish()
+        finally:
+            segment.close(clean=False)
+    return next_offset if complete else None
+
+
+def _first_offsets(table: BatchTable) -> BatchTable:
+    """Base offsets; a legacy batch tells its last one only."""
+    return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+
+
+def _committed_chunks(segment: LogSegment, high_watermark: int) -> Iterator[Chunk]:
+    """Chunks with committed batches; damage above the high watermark is not ours to judge."""
+    committed = True
+    try:
+        for chunk in segment.chunks():
+            if not committed:
+                return
+            committed = int(chunk.table[-1, LAST_OFFSET]) < high_watermark - 1
+            yield chunk
+    except CorruptBatch:
+        if committed:
+            raise
+
+
+def _verify_order(
+    chunk: Chunk, rows: BatchTable, next_offset: int, upper_offset: int | None, found: list[Finding]
+) -> None:
+    if not len(rows):
+        return
+    before = np.concatenate(([next_offset - 1], rows[:-1, LAST_OFFSET]))
+    wrong = (_first_offsets(rows) <= before) | (rows[:, LAST_OFFSET] < _first_offsets(rows))
+    if upper_offset is not None:
+        wrong |= rows[:, LAST_OFFSET] >= upper_offset
+    for at in np.nonzero(wrong)[0][:_FINDINGS_MAX].tolist():
+        position, last = chunk.position + int(rows[at, POSITION]), int(rows[at, LAST_OFFSET])
+        found.append(
+            Finding(f"offsets out of order: up to {last} after {int(before[at])}", chunk.file, position, offset=last)
+        )
+
+
+class _IndexCheck:
+    """Each entry of a sealed segment's indexes must lead to the batch it tells of."""
+
+    def __init__(self, fs: FileSystem, segment: LogSegment, found: list[Finding]) -> None:
+        self._found = found
+        self._offsets = segment.offset_index
+        self._times = segment.time_index
+        if segment.size_bytes and not fs.exists(self._offsets.path):
+            found.append(Finding("a sealed segment has no offset index", file=self._offsets.path))
+        with _noting(found):
+            self._offsets.sanity_check(segment.size_bytes)
+        with _noting(found):
+            self._times.sanity_check()
+        with _noting(found):
+            segment.txn_index.sanity_check()
+        by_position = np.frombuffer(self._offsets.raw(), dtype=">i4").astype(np.int64).reshape(-1, 2)
+        self._entry_offsets, self._entry_positions = by_position[:, 0] + segment.base_offset, by_position[:, 1]
+        by_time = np.frombuffer(self._times.raw(), dtype=[("timestamp", ">i8"), ("offset", ">i4")])
+        self._time_stamps = by_time["timestamp"].astype(np.int64)
+        self._time_offsets = by_time["offset"].astype(np.int64) + segment.base_offset
+        self._offset_seen = np.zeros(len(self._entry_offsets), dtype=bool)
+        self._time_seen = np.zeros(len(self._time_stamps), dtype=bool)
+
+    def see(self, chunk: Chunk) -> None:
+        table = chunk.table
+        at = _match(table[:, POSITION] + chunk.position, self._entry_positions)
+        self._offset_seen |= (at >= 0) & (table[at, LAST_OFFSET] == self._entry_offsets)
+        at = _match(table[:, LAST_OFFSET], self._time_offsets)
+        self._time_seen |= (at >= 0) & (table[at, MAX_TIMESTAMP] == self._time_stamps)
+
+    def finish(self) -> None:
+        for at in np.nonzero(~self._offset_seen)[0][:_FINDINGS_MAX].tolist():
+            offset, position = int(self._entry_offsets[at]), int(self._entry_positions[at])
+            self._found.append(
+                Finding(
+                    f"entry {at} ({offset}, {position}) does not lead to a batch that ends there",
+                    file=self._offsets.path,
+                    position=at * self._offsets.entry_bytes,
+                    offset=offset,
+                )
+            )
+        for at in np.nonzero(~self._time_seen)[0][:_FINDINGS_MAX].tolist():
+            timestamp_ms, offset = int(self._time_stamps[at]), int(self._time_offsets[at])
+            self._found.append(
+                Finding(
+                    f"entry {at} ({timestamp_ms}, {offset}) is not the largest timestamp of a batch that ends there",
+                    file=self._times.path,
+                    position=at * self._times.entry_bytes,
+                    offset=offset,
+                )
+            )
+
+
+def _match(sorted_values: BatchTable, wanted: BatchTable) -> BatchTable:
+    """Where each wanted value stands among the sorted ones, -1 where it does not."""
+    at = np.minimum(np.searchsorted(sorted_values, wanted), len(sorted_values) - 1)
+    return np.where(sorted_values[at] == wanted, at, -1)
+
+
+def _verify_side_files(
+    fs: FileSystem, directory: str, state: PartitionState | None, limits: Limits, found: list[Finding]
+) -> None:
+    bases = {entry.base_offset for entry in state.segments} if state else set()
+    newest = max(bases, default=0)
+    with _noting(found):
+        for name in fs.listdir(directory):
+            numbered = parse_file_name(name)
+            path = os.path.join(directory, name)
+            if numbered is None or numbered.transient is not Transient.NONE:
+                continue
+            if numbered.kind is FileKind.SNAPSHOT:
+                with _noting(found):
+                    read_snapshot(fs, path, limits=limits)
+            elif numbered.base_offset not in bases and numbered.base_offset < newest:
+                found.append(Finding("a file of no segment of the list", file=path, offset=numbered.base_offset))
+    with _noting(found):
+        LeaderEpochs.load(fs, directory, limits=limits)

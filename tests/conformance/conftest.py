@@ -1,0 +1,24 @@
+"""The fixtures of the conformance suite: one JVM for the whole run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.build import INSTALL_COMMAND, missing_tools
+from conformance.kafka import Kafka
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """Apache Kafka behind a driver. Without Java or Maven the tests are skipped; where CI=true they fail."""
+    missing = missing_tools()
+    if missing:
+        reason = f"{' and '.join(missing)} not found; install with: {INSTALL_COMMAND}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Kafka() as running:
+        yield running
