@@ -22,6 +22,7 @@ from logstore.errors import AppendTooLarge, CorruptState, DamagedLog, InvalidRec
 from logstore.files import OS_FILES, FileSystem
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
 from logstore.partition.deletion import mark_deleted, sweep_deleted
+from logstore.partition.flusher import Flusher
 from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin, ProducerBatch
 from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.reading import Fetched, Isolation, LogView, fetch, offset_for_timestamp, read_chunks
@@ -104,6 +105,7 @@ class PartitionLog:
         fs: FileSystem,
         limits: Limits,
         long_lived: bool,
+        background_flush: bool,
         manual_high_watermark: bool,
         randomness: random.Random,
     ) -> None:
@@ -133,11 +135,14 @@ class PartitionLog:
         wanted = self._log_end if high_watermark is None and not manual_high_watermark else high_watermark
         self._high_watermark = min(max(wanted if wanted is not None else 0, self._log_start), self._log_end)
         self._producers.on_high_watermark_updated(self._high_watermark)
-        self._last_flush_ms = clock.monotonic_ms()
+        self._unflushed_since_ms: int | None = None  # monotonic time of the oldest append not yet on disk
         self._active.jitter_ms = draw_jitter_ms(config, randomness)
         if long_lived:
             self._active.activate()
         self._save_state()
+        self._flusher: Flusher | None = None
+        if background_flush and config.flush_ms < INT64_MAX:
+            self._flusher = Flusher(self, config.flush_ms)
 
     @classmethod
     def open(
@@ -156,6 +161,7 @@ class PartitionLog:
         fs: FileSystem = OS_FILES,
         limits: Limits = DEFAULT_LIMITS,
         long_lived: bool = True,
+        background_flush: bool = True,
         producer_expiration_ms: int = DEFAULT_EXPIRATION_MS,
         randomness: random.Random | None = None,
     ) -> PartitionLog:
@@ -198,6 +204,7 @@ class PartitionLog:
             fs=fs,
             limits=limits,
             long_lived=long_lived,
+            background_flush=background_flush,
             manual_high_watermark=manual_high_watermark,
             randomness=randomness or random.Random(),
         )
@@ -432,7 +439,10 @@ class PartitionLog:
                     self._roll(max(base, self._log_end), RollReason(reason))
                     rolls += 1
                     fresh = True
+            if self._unflushed_since_ms is None:
+                self._unflushed_since_ms = self._clock.monotonic_ms()
             self._flush_by_count()
+        self.flush_if_due()
         if rolls:
             self._save_state()
         if not self._manual:
@@ -556,7 +566,8 @@ class PartitionLog:
                 self._sync_snapshots()
                 self._fs.fsync_dir(self.directory)
             self._recovery_point = up_to
-        self._last_flush_ms = self._clock.monotonic_ms()
+        if self._recovery_point >= self._log_end:
+            self._unflushed_since_ms = None
 
     def _sync_snapshots(self) -> None:
         for offset in self._producers.snapshot_offsets:
@@ -571,13 +582,12 @@ class PartitionLog:
         if self._log_end - self._recovery_point >= self.config.flush_messages:
             self._flush(self._log_end)
 
-    def flush_if_due(self) -> bool:
-        """Flush when the oldest unflushed record may be older than flush.ms; see `flusher` for who calls this."""
+    def flush_if_due(self, *, within_ms: int = 0) -> bool:
+        """Flush when the oldest unflushed record is, or `within_ms` from now would be, older than flush.ms."""
         with self._lock:
-            if self._closed or self._log_end == self._recovery_point:
-                self._last_flush_ms = self._clock.monotonic_ms()
+            if self._closed or self._unflushed_since_ms is None:
                 return False
-            if self._clock.monotonic_ms() - self._last_flush_ms < self.config.flush_ms:
+            if self._clock.monotonic_ms() + within_ms - self._unflushed_since_ms < self.config.flush_ms:
                 return False
             self._flush(self._log_end)
             return True
@@ -796,6 +806,8 @@ class PartitionLog:
 
     def close(self, *, clean: bool = True) -> None:
         """Seal and close; a clean close flushes everything and leaves a producer snapshot at the log end."""
+        if self._flusher is not None:
+            self._flusher.stop()
         with self._lock:
             if self._closed:
                 return

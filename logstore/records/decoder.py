@@ -69,7 +69,7 @@ class Decoder:
         file: str | None = None,
         base_position: int = 0,
     ) -> Iterator[DecodedColumns]:
-        """Records with min_offset <= offset < max_offset. Raises CorruptBatch, DecompressionLimit, UnsupportedFormat."""
+        """Records with min_offset <= offset < max_offset; raises CorruptBatch, DecompressionLimit."""
         if not self._control:
             table[:, SKIP] |= (table[:, ATTRIBUTES] & CONTROL_BIT) != 0
         table[:, SKIP] |= (table[:, LAST_OFFSET] < min_offset) | (table[:, BASE_OFFSET] >= max_offset)

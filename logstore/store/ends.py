@@ -1,11 +1,11 @@
-"""A topic's `ends`: the applied sequence, and of each partition the high watermark and the recovery point.
+"""A topic's `ends`: the applied sequence, and of each partition the high watermark, last stable offset, recovery point.
 
 Changed under the topic's lease, as a whole file. Readers take the high watermark from here before anything else.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
@@ -18,30 +18,39 @@ VERSION = 1
 @dataclass(frozen=True, slots=True)
 class TopicEnds:
     high_watermarks: tuple[int, ...]
+    #: where a read_committed reader must stop: the high watermark, or the first offset of an open transaction
+    last_stable_offsets: tuple[int, ...]
     recovery_points: tuple[int, ...]
     applied_sequence: int = 0
 
     @classmethod
     def empty(cls, partitions: int) -> TopicEnds:
-        return cls((0,) * partitions, (0,) * partitions)
+        zeros = (0,) * partitions
+        return cls(zeros, zeros, zeros)
 
     def grown(self, partitions: int) -> TopicEnds:
         """The same with partitions added at zero."""
         more = (0,) * (partitions - len(self.high_watermarks))
-        return replace(self, high_watermarks=self.high_watermarks + more, recovery_points=self.recovery_points + more)
+        return TopicEnds(
+            self.high_watermarks + more,
+            self.last_stable_offsets + more,
+            self.recovery_points + more,
+            self.applied_sequence,
+        )
 
     def with_partition(
-        self, partition: int, *, high_watermark: int | None = None, recovery_point: int | None = None
+        self, partition: int, *, high_watermark: int, last_stable_offset: int, recovery_point: int
     ) -> TopicEnds:
-        return replace(
-            self,
-            high_watermarks=_put(self.high_watermarks, partition, high_watermark),
-            recovery_points=_put(self.recovery_points, partition, recovery_point),
+        return TopicEnds(
+            _put(self.high_watermarks, partition, high_watermark),
+            _put(self.last_stable_offsets, partition, last_stable_offset),
+            _put(self.recovery_points, partition, recovery_point),
+            self.applied_sequence,
         )
 
 
-def _put(numbers: tuple[int, ...], index: int, number: int | None) -> tuple[int, ...]:
-    return numbers if number is None else (*numbers[:index], number, *numbers[index + 1 :])
+def _put(numbers: tuple[int, ...], index: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:index], number, *numbers[index + 1 :])
 
 
 def read_ends(fs: FileSystem, path: str, *, partitions: int, limits: Limits = DEFAULT_LIMITS) -> TopicEnds:
@@ -52,11 +61,13 @@ def read_ends(fs: FileSystem, path: str, *, partitions: int, limits: Limits = DE
         return TopicEnds.empty(partitions)
     ends = TopicEnds(
         high_watermarks=whole_numbers(document, "high_watermarks", file=path),
+        last_stable_offsets=whole_numbers(document, "last_stable_offsets", file=path),
         recovery_points=whole_numbers(document, "recovery_points", file=path),
         applied_sequence=whole_number(document, "applied_sequence", file=path),
     )
-    if len(ends.high_watermarks) != len(ends.recovery_points) or len(ends.high_watermarks) > partitions:
-        raise CorruptState(f"holds {len(ends.high_watermarks)} partitions, the topic has {partitions}", file=path)
+    counts = {len(ends.high_watermarks), len(ends.last_stable_offsets), len(ends.recovery_points)}
+    if len(counts) != 1 or max(counts) > partitions:
+        raise CorruptState(f"holds {max(counts)} partitions, the topic has {partitions}", file=path)
     # A topic is widened in its own file first; the new partitions have nothing yet.
     return ends.grown(partitions)
 
@@ -68,6 +79,7 @@ def write_ends(fs: FileSystem, path: str, ends: TopicEnds, *, durable: bool = Tr
         {
             "applied_sequence": ends.applied_sequence,
             "high_watermarks": list(ends.high_watermarks),
+            "last_stable_offsets": list(ends.last_stable_offsets),
             "recovery_points": list(ends.recovery_points),
         },
         version=VERSION,

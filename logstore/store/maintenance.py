@@ -5,16 +5,23 @@ A dry run answers from the state files alone and opens no log, because opening o
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from logstore.clock import ManualClock
-from logstore.errors import OffsetOutOfRange
+from logstore.errors import CorruptState, OffsetOutOfRange
 from logstore.partition.retention import LogFacts, SegmentFacts, deletable_prefix, policies_of
 from logstore.segment.names import FileKind, file_name
+from logstore.store.ends import TopicEnds
 from logstore.store.registry import Topic
-from logstore.store.store import LogStore
+from logstore.store.store import LogStore, published
 from logstore.topic import TopicPartition
+
+if TYPE_CHECKING:
+    from logstore.partition.log import PartitionLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,43 +133,86 @@ def delete_records(
         return DeletedRecords(partition, start, log.log_start_offset)
 
 
-def recover(store: LogStore, topic: Topic, number: int) -> Recovery:
-    """Check every byte of the partition, cut at damage, rebuild what is derived; go on behind what is lost.
+def recover(
+    store: LogStore,
+    topic: Topic,
+    numbers: list[int] | None = None,
+    *,
+    done: Callable[[Recovery], None] = lambda _: None,
+) -> list[Recovery]:
+    """Check every byte of the topic's partitions, cut at damage, rebuild what is derived; go on behind what is lost.
 
-    An offset once committed is never given to another record: where the log ends too early, it goes on at the committed
-    end. Raises LockHeld.
+    An offset once committed is never given to another record: where a log ends too early, it goes on at the committed
+    end. If the topic's ends are damaged or missing, all records found are taken as committed, in all partitions.
+    Raises LockHeld.
     """
-    partition = topic.partition(number)
-    what = f"recover {partition}"
-    has_ends = store.fs.exists(store.layout.ends(topic.id))
-    committed = store.high_watermark(topic, number) if has_ends else 0
-    with store.locks.maintenance(topic.id, number, what=what):
-        with store.writing(topic, number, what=what, recover=True) as log:
-            found = log.recovery
-            report = Recovery(
-                partition,
-                log.log_end_offset,
-                segments_scanned=found.segments_scanned,
-                bytes_scanned=found.bytes_scanned,
-                dropped_bytes=found.dropped_bytes,
-                cuts=[
-                    {
-                        "file": cut.file,
-                        "position": cut.position,
-                        "dropped_bytes": cut.dropped_bytes,
-                        "reason": cut.reason,
-                    }
-                    for cut in found.cuts
-                ],
-                quarantined=list(found.quarantined),
-                rebuilt=list(found.rebuilt),
-                notes=list(found.notes),
-            )
-            if log.log_end_offset < committed:
-                report.lost_from, report.lost_to = log.log_end_offset, committed
-                log.skip_to(committed)
-            elif has_ends:
-                log.truncate_to(committed)  # never published
-            log.set_high_watermark(log.log_end_offset)
-            report.log_end_offset = log.log_end_offset
-    return report
+    what = f"recover {topic.name}"
+    notes: list[str] = []
+    ends: TopicEnds | None = None
+    try:
+        ends = store.ends(topic) if store.fs.exists(store.layout.ends(topic.id)) else None
+    except CorruptState as error:
+        notes.append(f"the topic's ends were made anew: {error}")
+    chosen = list(range(topic.partitions)) if numbers is None or ends is None else numbers
+    reports = []
+    with contextlib.ExitStack() as held:
+        for number in chosen:
+            held.enter_context(store.locks.maintenance(topic.id, number, what=what))
+        for number in chosen:
+            store.place_partition(topic, topic.partition(number))
+        held.enter_context(store.locks.lease(topic.id, what=what))
+        store.check_exists(topic)
+        result = ends or TopicEnds.empty(topic.partitions)
+        for number in chosen:
+            committed = None if ends is None else ends.high_watermarks[number]
+            with store.locks.partition(topic.id, number, what=what):
+                report, log = _recover(store, topic, number, committed)
+            report.notes += notes
+            result = published(result, number, log)
+            if ends is not None:
+                store.write_ends(topic, result)
+            reports.append(report)
+            done(report)
+        if ends is None:
+            store.write_ends(topic, result)
+    return reports
+
+
+def _recover(store: LogStore, topic: Topic, number: int, committed: int | None) -> tuple[Recovery, PartitionLog]:
+    """The report, and the log, closed. `committed` None: everything found is."""
+    log = store.open_log(topic, number, clean=False)
+    found = log.recovery
+    report = Recovery(
+        topic.partition(number),
+        log.log_end_offset,
+        segments_scanned=found.segments_scanned,
+        bytes_scanned=found.bytes_scanned,
+        dropped_bytes=found.dropped_bytes,
+        cuts=[
+            {"file": cut.file, "position": cut.position, "dropped_bytes": cut.dropped_bytes, "reason": cut.reason}
+            for cut in found.cuts
+        ],
+        quarantined=list(found.quarantined),
+        rebuilt=list(found.rebuilt),
+        notes=list(found.notes),
+    )
+    if committed is not None and log.log_end_offset < committed:
+        report.lost_from, report.lost_to = log.log_end_offset, committed
+        log.close()
+        _begin_segment(store, log.directory, committed)
+        log = store.open_log(topic, number, clean=True)
+    elif committed is not None:
+        log.truncate_to(committed)  # what lies above was never published
+    log.close()
+    report.log_end_offset = log.log_end_offset
+    return report, log
+
+
+def _begin_segment(store: LogStore, directory: str, base_offset: int) -> None:
+    """An empty segment behind a gap: the log goes on there."""
+    file = store.fs.open(os.path.join(directory, file_name(base_offset, FileKind.LOG)), create=True)
+    try:
+        file.fsync()
+    finally:
+        file.close()
+    store.fs.fsync_dir(directory)

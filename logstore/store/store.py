@@ -32,7 +32,7 @@ from logstore.partition.checkpoint import (
     write_meta_properties,
     write_partition_metadata,
 )
-from logstore.partition.state import PartitionState, read_state
+from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA, FileKind, file_name
 from logstore.store.ends import TopicEnds, read_ends, write_ends
 from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
@@ -210,7 +210,7 @@ class LogStore:
             for number in range(topic.partitions):
                 held.enter_context(self.locks.maintenance(topic.id, number, what=what))
             held.enter_context(self.locks.lease(topic.id, what=what))
-            self._check_exists(topic)
+            self.check_exists(topic)
             self.registry.remove(name)
             for partition in topic.partition_list():
                 self._discard(self.layout.partition(partition))
@@ -250,54 +250,70 @@ class LogStore:
             partition=partition,
             state_path=self.layout.partition_state(topic.id, number),
             high_watermark=lambda: self.high_watermark(topic, number),
+            last_stable_offset=lambda: self.ends(topic).last_stable_offsets[number],
             fs=self.fs,
             limits=self.limits,
         )
 
     @contextlib.contextmanager
-    def writing(
-        self, topic: Topic, number: int, *, what: str, clock: Clock | None = None, recover: bool = False
-    ) -> Iterator[PartitionLog]:
+    def writing(self, topic: Topic, number: int, *, what: str, clock: Clock | None = None) -> Iterator[PartitionLog]:
         """The partition's log for its one writer, under the topic's lease; its end is published when all went well.
 
-        What an earlier writer left above the high watermark was never published, and is cut off first. With `recover`
-        every byte is checked instead of those since the recovery point, and damage is no error.
+        What an earlier writer left above the high watermark was never published, and is cut off first.
         Raises LockHeld, CorruptState, DamagedLog.
         """
-        from logstore.partition.log import PartitionLog
-
-        directory = self.place_partition(topic, topic.partition(number))
+        self.place_partition(topic, topic.partition(number))
         with self.locks.lease(topic.id, what=what), self.locks.partition(topic.id, number, what=what):
-            self._check_exists(topic)
+            self.check_exists(topic)
             ends = self.ends(topic)
-            log = PartitionLog.open(
-                directory,
-                partition=topic.partition(number),
-                config=self.log_config(topic),
-                clean=not recover and self._closed_cleanly(topic, number, ends),
-                state_path=self.layout.partition_state(topic.id, number),
-                recovery_point=0 if recover else ends.recovery_points[number],
+            log = self.open_log(
+                topic,
+                number,
+                clean=self._closed_cleanly(topic, number, ends),
+                recovery_point=ends.recovery_points[number],
                 high_watermark=ends.high_watermarks[number],
-                clock=clock or self.clock,
-                fs=self.fs,
-                limits=self.limits,
-                long_lived=False,
-                producer_expiration_ms=self.broker_config.producer_id_expiration_ms,
+                clock=clock,
             )
             try:
-                if not recover:
-                    self._meet_high_watermark(log, topic, ends.high_watermarks[number])
+                self._meet_high_watermark(log, topic, ends.high_watermarks[number])
                 yield log
             except BaseException:
                 log.close(clean=False)
                 raise
             log.close()
-            self.write_ends(
-                topic,
-                ends.with_partition(number, high_watermark=log.high_watermark, recovery_point=log.recovery_point),
-            )
+            self.write_ends(topic, published(ends, number, log))
 
-    def _check_exists(self, topic: Topic) -> None:
+    def open_log(
+        self,
+        topic: Topic,
+        number: int,
+        *,
+        clean: bool,
+        recovery_point: int = 0,
+        high_watermark: int | None = None,
+        clock: Clock | None = None,
+    ) -> PartitionLog:
+        """The bare log, recovered unless `clean`; the caller holds lease and partition lock, and publishes its end."""
+        from logstore.partition.log import PartitionLog
+
+        partition = topic.partition(number)
+        return PartitionLog.open(
+            self.layout.partition(partition),
+            partition=partition,
+            config=self.log_config(topic),
+            clean=clean,
+            state_path=self.layout.partition_state(topic.id, number),
+            recovery_point=recovery_point,
+            high_watermark=high_watermark,
+            clock=clock or self.clock,
+            fs=self.fs,
+            limits=self.limits,
+            long_lived=False,
+            producer_expiration_ms=self.broker_config.producer_id_expiration_ms,
+        )
+
+    def check_exists(self, topic: Topic) -> None:
+        """Raises UnknownTopic when the topic is another one by now."""
         if self.registry.read(topic.name).id != topic.id:
             raise UnknownTopic(f"topic {topic.name} was deleted and created again meanwhile")
 
@@ -364,12 +380,15 @@ class LogStore:
         self.clear_place(partition)
         with self.locks.partition(topic.id, partition.partition, what=f"make {partition}"):
             if self._topic_id_at(directory) != topic.id:
+                state_path = self.layout.partition_state(topic.id, partition.partition)
+                self.fs.mkdir(self.layout.topic_state(topic.id))
+                if not self.fs.exists(state_path):
+                    write_state(self.fs, state_path, PartitionState())  # readers go by the list, also by an empty one
                 draft = self.layout.work("partition")
                 self.fs.mkdir(draft)
                 write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)
                 self.fs.rename(draft, directory)
                 self.fs.fsync_dir(self.layout.logs)
-            self.fs.mkdir(self.layout.topic_state(topic.id))
         return directory
 
     def clear_place(self, partition: TopicPartition) -> None:
@@ -449,6 +468,16 @@ class LogStore:
                     removed.append(path)
             self.locks.forget_topic(topic_id, 0)
         return removed
+
+
+def published(ends: TopicEnds, number: int, log: PartitionLog) -> TopicEnds:
+    """The ends once the log is closed, all of it durable."""
+    return ends.with_partition(
+        number,
+        high_watermark=log.high_watermark,
+        last_stable_offset=log.last_stable_offset,
+        recovery_point=log.recovery_point,
+    )
 
 
 def _make(fs: FileSystem, layout: Layout) -> None:

@@ -265,10 +265,11 @@ class SimulatedFileSystem:
         inode = source_parent.names.get(source_name)
         if inode is None:
             raise _os_error(errno.ENOENT, source)
-        if inode.is_directory and self._parts(target)[: len(self._parts(source))] == self._parts(source):
-            if self._parts(target) == self._parts(source):
-                return
-            raise _os_error(errno.EINVAL, source)
+        above_source, above_target = self._parts(source)[:-1], self._parts(target)[:-1]
+        if above_target[: len(above_source) + 1] == [*above_source, source_name]:
+            raise _os_error(errno.EINVAL, source)  # into itself
+        if above_source[: len(above_target) + 1] == [*above_target, target_name]:
+            raise _os_error(errno.ENOTEMPTY, target)  # onto a directory above it
         replaced = target_parent.names.get(target_name)
         if replaced is inode:
             return  # two names of one file: POSIX leaves both

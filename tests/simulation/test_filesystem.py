@@ -71,7 +71,9 @@ class Session:
         self.picked(number).fsync()
 
     def do_close(self, number: int) -> None:
-        self.picked(number).close()
+        file = self.picked(number)
+        file.close()
+        self.files.remove(file)
 
     def do_exists(self, path: str) -> bool:
         return self.fs.exists(self.at(path))

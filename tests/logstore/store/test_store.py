@@ -160,7 +160,7 @@ def test_a_topic_over_its_life(store: LogStore, root: Path) -> None:
     assert altered.config_version == 2
     assert (root / "logs" / "orders-2" / "partition.metadata").exists()
 
-    store.write_ends(altered, TopicEnds((1, 2, 3), (0, 0, 0)))
+    store.write_ends(altered, TopicEnds((1, 2, 3), (1, 2, 3), (0, 0, 0)))
     store.delete_topic("orders")
     assert store.topics() == []
     assert sorted(path.name for path in (root / "logs").iterdir()) == [".lock", "meta.properties", "use.duramen.export"]
@@ -170,7 +170,7 @@ def test_a_topic_over_its_life(store: LogStore, root: Path) -> None:
 
 def test_a_recreated_topic_inherits_nothing(store: LogStore) -> None:
     old = store.create_topic("orders")
-    store.write_ends(old, TopicEnds((7,), (7,)))
+    store.write_ends(old, TopicEnds((7,), (7,), (7,)))
     store.delete_topic("orders")
     new = store.create_topic("orders")
     assert new.id != old.id
@@ -281,7 +281,7 @@ class CrashesAtRename(OsFileSystem):
 def test_a_crash_between_the_end_of_a_topic_and_its_directories_is_swept(root: Path) -> None:
     with LogStore(root, create=True) as store:
         topic = store.create_topic("a", partitions=2)
-        store.write_ends(topic, TopicEnds((1, 1), (0, 0)))
+        store.write_ends(topic, TopicEnds((1, 1), (1, 1), (0, 0)))
     with LogStore(root, fs=CrashesAtRename("/logs/a-0")) as dying, pytest.raises(Crash):
         dying.delete_topic("a")
     with LogStore(root) as store:
