@@ -15,6 +15,11 @@ import typer
 
 from duramen.commands import topics
 from duramen.commands.config import config
+from duramen.commands.consume import consume
+from duramen.commands.dump import dump
+from duramen.commands.maintain import delete_records, recover, retain, verify
+from duramen.commands.offsets import describe, offsets
+from duramen.commands.transfer import export, import_
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, Output, session
 
 # Typer brings its own click, so its base class for bad command lines is reached through the public one.
@@ -48,6 +53,16 @@ def options(
 
 
 app.add_typer(topics.app, name="topics")
+app.command()(consume)
+app.command()(offsets)
+app.command()(describe)
+app.command()(dump)
+app.command()(verify)
+app.command()(recover)
+app.command()(retain)
+app.command("delete-records")(delete_records)
+app.command("import")(import_)
+app.command()(export)
 app.command()(config)
 
 

@@ -23,10 +23,15 @@ _MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 def dump(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE...", help=".log, .index, .timeindex, .txnindex or .snapshot files, or folders.", show_default=False),
+        typer.Argument(
+            metavar="FILE...",
+            help=".log, .index, .timeindex, .txnindex or .snapshot files, or folders.",
+            show_default=False,
+        ),
     ] = None,
     files_option: Annotated[
-        str | None, typer.Option("--files", metavar="FILE,FILE", help="The same, separated by commas.", show_default=False)
+        str | None,
+        typer.Option("--files", metavar="FILE,FILE", help="The same, separated by commas.", show_default=False),
     ] = None,
     deep_iteration: Annotated[bool, typer.Option("--deep-iteration", help="Show records, not only batches.")] = False,
     print_data_log: Annotated[
@@ -187,7 +192,7 @@ class _Dumper:
                     data = file.pread(header.size_bytes, header.position)
                 else:
                     yield _finding(
-                        f"a batch of {header.size_bytes} bytes is not opened; --max-message-size is {self.max_batch_bytes}",
+                        f"a batch of {header.size_bytes} bytes, above --max-message-size {self.max_batch_bytes}",
                         path,
                         header.position,
                         header.last_offset,
@@ -457,9 +462,10 @@ def _batch_text(line: Line) -> str:
 def _record_text(line: Line, metadata: bool) -> str:
     parts = ["|"]
     if metadata:
+        names = ",".join(line["header_keys"])
         parts.append(
             f"offset: {line['offset']} {line['timestamp_type']}: {line['timestamp']} keySize: {line['key_size']} "
-            f"valueSize: {line['value_size']} sequence: {line['sequence']} headerKeys: [{','.join(line['header_keys'])}]"
+            f"valueSize: {line['value_size']} sequence: {line['sequence']} headerKeys: [{names}]"
         )
     if "control" in line:
         if "coordinator_epoch" in line:

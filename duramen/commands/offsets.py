@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from logstore.store.registry import Topic
     from logstore.store.store import LogStore
 
-Topics = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Topics; all of them without.", show_default=False)]
+Topics = Annotated[
+    list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Topics; all of them without.", show_default=False)
+]
 
 
 def chosen_topics(store: LogStore, names: list[str] | None) -> list[Topic]:
@@ -21,7 +23,9 @@ def chosen_topics(store: LogStore, names: list[str] | None) -> list[Topic]:
 
 def offsets(
     topics: Topics = None,
-    partition: Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)
+    ] = None,
     timestamp: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +49,9 @@ def offsets(
         columns += ["found_offset", "found_timestamp"]
     session.answer(
         {"offsets": rows},
-        lambda: print_table([name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]),
+        lambda: print_table(
+            [name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]
+        ),
     )
 
 
@@ -111,10 +117,7 @@ def describe(topics: Topics = None) -> None:
             print()
             print_table(
                 ["setting", "value", "source"],
-                [
-                    [each["name"], each["value"], _source(each)]
-                    for each in document["settings"]
-                ],
+                [[each["name"], each["value"], _source(each)] for each in document["settings"]],
             )
 
     session.answer({"topics": documents}, text)

@@ -45,12 +45,14 @@ class LockRank(IntEnum):
 
 
 class FileLock:
-    """One lock on one open file; `path` is created when missing."""
+    """One lock on one open file; `path` is created when missing, unless `create` is off (then only a shared lock)."""
 
-    __slots__ = ("_file", "_fs", "exclusive", "path")
+    __slots__ = ("_create", "_file", "_fs", "exclusive", "path")
 
-    def __init__(self, fs: FileSystem, path: str, *, exclusive: bool = True) -> None:
+    def __init__(self, fs: FileSystem, path: str, *, exclusive: bool = True, create: bool = True) -> None:
+        assert create or not exclusive, "an exclusive lock needs a file open for writing"
         self._fs = fs
+        self._create = create
         self.path = path
         self.exclusive = exclusive
         self._file: File | None = None
@@ -63,7 +65,7 @@ class FileLock:
         """Take it if nobody stands against it."""
         if self._file is not None:
             raise RuntimeError(f"{self.path} is locked by this object already")
-        file = self._fs.open(self.path, create=True)
+        file = self._fs.open(self.path, create=True) if self._create else self._fs.open(self.path)
         try:
             if not _set_lock(file.fileno(), fcntl.F_WRLCK if self.exclusive else fcntl.F_RDLCK):
                 return False

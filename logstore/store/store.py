@@ -112,12 +112,13 @@ class LogStore:
 
     def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]:
         """Every topic setting with its source; without a topic, what a new one would get."""
-        return self._resolve(topic.configs if topic else {})
+        return self.resolve(topic.configs if topic else {})
 
     def log_config(self, topic: Topic) -> LogConfig:
         return LogConfig.from_resolved(self.topic_settings(topic))
 
-    def _resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]:
+    def resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]:
+        """Every topic setting for a topic with these of its own. Raises UnknownConfig, InvalidConfig."""
         return resolve_topic(configs, broker=self._settings, store_file=self.layout.settings)
 
     # --- topics --------------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ class LogStore:
     ) -> Topic:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig."""
         check_topic_name(name)
-        self._resolve(configs or {})
+        self.resolve(configs or {})
         topic = Topic(
             name=name,
             id=new_topic_id(),
@@ -184,7 +185,7 @@ class LogStore:
             topic = self.registry.read(name)
             wanted: dict[str, object] = {key: value for key, value in topic.configs.items() if key not in unset}
             wanted.update(configs or {})
-            self._resolve(wanted)
+            self.resolve(wanted)
             if partitions is not None and check_partitions(partitions) < topic.partitions:
                 raise InvalidConfig(f"topic {name} has {topic.partitions} partitions; their number can only grow")
             altered = replace(

@@ -124,10 +124,20 @@ def test_an_entry_outside_the_segment_fails_the_sanity_check(tmp_path: Path) -> 
         encode_entry(AbortedTransaction(-1, 26, 28, 29)),
         encode_entry(AbortedTransaction(1, -1, 28, 29)),
         encode_entry(AbortedTransaction(1, 30, 28, 29)),
+        encode_entry(AbortedTransaction(1, 28, 28, 29)),
         encode_entry(AbortedTransaction(1, 26, 28, -1)),
         encode_entry(AbortedTransaction(1, 26, 27, 28)),
     ],
-    ids=["version 1", "version 256", "producer", "first offset", "first above last", "stable offset", "not increasing"],
+    ids=[
+        "version 1",
+        "version 256",
+        "producer",
+        "first offset",
+        "first above last",
+        "no data",
+        "stable offset",
+        "not increasing",
+    ],
 )
 def test_a_bad_entry_is_named_with_its_position(tmp_path: Path, bad: bytes) -> None:
     index = index_at(tmp_path)
@@ -181,7 +191,7 @@ def test_any_bytes_give_entries_or_a_typed_error(shared: Path, data: bytes) -> N
 def test_collecting_agrees_with_a_plain_filter(shared: Path, fetch: int, upper: int, data: st.DataObject) -> None:
     lasts = sorted(data.draw(st.sets(st.integers(1, 200), max_size=12)))
     entries = [
-        AbortedTransaction(n, data.draw(st.integers(0, last)), last, data.draw(st.integers(0, last + 1)))
+        AbortedTransaction(n, data.draw(st.integers(0, last - 1)), last, data.draw(st.integers(0, last + 1)))
         for n, last in enumerate(lasts)
     ]
     name = "00000000000000000001.txnindex"
@@ -194,3 +204,10 @@ def test_collecting_agrees_with_a_plain_filter(shared: Path, fetch: int, upper: 
     expected = [entry for entry in looked_at if entry.last_offset >= fetch and entry.first_offset < upper]
     assert index.collect_aborted(fetch, upper) == (expected, stop is not None)
     index.close()
+
+
+def test_a_zero_filled_index_is_refused(tmp_path: Path) -> None:
+    index = index_at(tmp_path)
+    Path(index.path).write_bytes(bytes(ENTRY_BYTES))
+    with pytest.raises(CorruptIndex):
+        list(index.entries())

@@ -1,0 +1,183 @@
+"""`duramen consume`: records of a topic, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duramen.session import bad_usage, session
+
+if TYPE_CHECKING:
+    from logstore.partition.reader import PartitionReader
+    from logstore.records.record import Record
+    from logstore.store.registry import Topic
+    from logstore.store.store import LogStore
+
+_POLL_S = 0.1
+
+
+class Encoding(str, Enum):
+    UTF8 = "utf8"
+    BASE64 = "base64"
+
+
+class IsolationLevel(str, Enum):
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
+class OutOfRange(str, Enum):
+    FAIL = "fail"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    encoding: Annotated[
+        Encoding, typer.Option("--encoding", help="How keys, values and headers are shown.")
+    ] = Encoding.UTF8,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end, until interrupted.")] = False,
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)
+    ] = None,
+    from_offset: Annotated[
+        str | None,
+        typer.Option("--from-offset", metavar="N|earliest|latest", help="Where to begin.", show_default="earliest"),
+    ] = None,
+    from_timestamp: Annotated[
+        int | None,
+        typer.Option(
+            "--from-timestamp",
+            metavar="MS",
+            min=0,
+            help="Begin at the first record at or after this time.",
+            show_default=False,
+        ),
+    ] = None,
+    max_records: Annotated[
+        int | None, typer.Option("--max-records", min=0, help="Stop after this many records.", show_default=False)
+    ] = None,
+    isolation: Annotated[
+        IsolationLevel, typer.Option("--isolation", help="read_committed leaves out aborted and open transactions.")
+    ] = IsolationLevel.READ_UNCOMMITTED,
+    on_out_of_range: Annotated[
+        OutOfRange, typer.Option("--on-out-of-range", help="What to do when --from-offset lies outside the log.")
+    ] = OutOfRange.FAIL,
+) -> None:
+    """Print records, one JSON object a line; stops at the end unless --follow."""
+    if from_offset is not None and from_timestamp is not None:
+        raise bad_usage("--from-offset and --from-timestamp exclude each other")
+    committed = isolation is IsolationLevel.READ_COMMITTED
+    show = _shower(encoding)
+    with session.open() as store:
+        found = store.topic(topic)
+        numbers = list(range(found.partitions)) if partition is None else [found.partition(partition).partition]
+        tails = [
+            _Tail(
+                store,
+                found,
+                number,
+                committed,
+                _start(store, found, number, from_offset, from_timestamp, len(numbers)),
+                on_out_of_range.value,
+            )
+            for number in numbers
+        ]
+        left = max_records
+        try:
+            while True:
+                for tail in tails:
+                    for record in tail.records():
+                        if left is not None and left <= 0:
+                            return
+                        sys.stdout.write(show(tail.number, record))
+                        left = None if left is None else left - 1
+                if not follow or left == 0:
+                    return
+                sys.stdout.flush()
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            if not follow:
+                raise  # with --follow it is the way to stop
+
+
+def _start(
+    store: LogStore, topic: Topic, number: int, from_offset: str | None, from_timestamp: int | None, partitions: int
+) -> int | None:
+    """The offset to begin at; None for the log start."""
+    if from_timestamp is not None:
+        found = store.reader(topic, number).offset_for_timestamp(from_timestamp)
+        return store.high_watermark(topic, number) if found is None else found.offset
+    if from_offset in (None, "earliest"):
+        return None
+    if from_offset == "latest":
+        return store.high_watermark(topic, number)
+    if not (from_offset.isascii() and from_offset.isdigit() and len(from_offset) <= 19):
+        raise bad_usage(f"--from-offset takes a number, earliest or latest, not {from_offset!r}")
+    if partitions > 1:
+        raise bad_usage("an offset means something in one partition only: give --partition too")
+    return int(from_offset)
+
+
+class _Tail:
+    """One partition read from a position to its end, again and again."""
+
+    def __init__(
+        self, store: LogStore, topic: Topic, number: int, committed: bool, start: int | None, on_out_of_range: str
+    ) -> None:
+        self._store = store
+        self._topic = topic
+        self.number = number
+        self._committed = committed
+        self._reader: PartitionReader = store.reader(topic, number)
+        self._position = self._reader.log_start_offset() if start is None else start
+        self._on_out_of_range = on_out_of_range
+
+    def records(self) -> Iterator[Record]:
+        from logstore.partition.reading import OnOutOfRange
+
+        ends = self._store.ends(self._topic)
+        end = (ends.last_stable_offsets if self._committed else ends.high_watermarks)[self.number]
+        how = OnOutOfRange(self._on_out_of_range)
+        if end <= self._position <= ends.high_watermarks[self.number]:
+            return
+        yield from self._reader.records(self._position, end, committed=self._committed, on_out_of_range=how)
+        # Past control records and what compaction removed too, so that waiting is not reading again.
+        self._position = end
+
+
+def _shower(encoding: Encoding) -> Callable[[int, Record], str]:
+    if encoding is Encoding.BASE64:
+        import base64
+
+        def text(data: bytes | None, what: str, offset: int) -> str | None:
+            return None if data is None else base64.b64encode(data).decode("ascii")
+    else:
+
+        def text(data: bytes | None, what: str, offset: int) -> str | None:
+            try:
+                return None if data is None else data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                from logstore.errors import InvalidRecord
+
+                raise InvalidRecord(f"the {what} is not UTF-8", offset=offset, hint="Use --encoding base64.") from error
+
+    def show(number: int, record: Record) -> str:
+        document: dict[str, Any] = {
+            "partition": number,
+            "offset": record.offset,
+            "timestamp": record.timestamp_ms,
+            "key": text(record.key, "key", record.offset),
+            "value": text(record.value, "value", record.offset),
+            "headers": [[name, text(value, f"header {name}", record.offset)] for name, value in record.headers],
+        }
+        return json.dumps(document, ensure_ascii=False) + "\n"
+
+    return show

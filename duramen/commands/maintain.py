@@ -1,0 +1,315 @@
+"""`duramen verify`, `recover`, `retain` and `delete-records`: looking after partitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duramen.commands.offsets import Topics, chosen_topics
+from duramen.session import DAMAGE, bad_usage, print_table, session, size_text, stop
+
+if TYPE_CHECKING:
+    from logstore.store.maintenance import Recovery
+    from logstore.store.registry import Topic
+    from logstore.store.store import LogStore
+    from logstore.store.verify import Verification
+
+Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, but change nothing.")]
+
+
+def _partitions(store: LogStore, names: list[str] | None, partition: int | None) -> list[tuple[Topic, int]]:
+    if partition is not None and (not names or len(names) != 1):
+        raise bad_usage("--partition needs exactly one topic")
+    found = []
+    for topic in chosen_topics(store, names):
+        numbers = range(topic.partitions) if partition is None else [topic.partition(partition).partition]
+        found += [(topic, number) for number in numbers]
+    return found
+
+
+# --- verify --------------------------------------------------------------------------------------------------------
+
+
+def verify(topics: Topics = None, partition: Partition = None) -> None:
+    """Check every committed byte: checksums, order, indexes, segment lists. Changes nothing; exit 3 on damage."""
+    with session.open() as store:
+        results = _verify_all(store, _partitions(store, topics, partition))
+    _answer_verify(results, {})
+    if not all(result.sound for result in results):
+        stop(DAMAGE)
+
+
+def _verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Verification]:
+    from logstore.store.verify import verify_partition
+
+    total = sum(
+        segment.size_bytes for topic, number in partitions for segment in _state_or_nothing(store, topic, number)
+    )
+    results = []
+    with session.progress("verifying", total) as step:
+        for topic, number in partitions:
+            try:
+                high_watermark = store.high_watermark(topic, number)
+                damage = None
+            except _damage() as error:
+                high_watermark, damage = 0, error
+            result = verify_partition(
+                store.fs,
+                store.layout.partition(topic.partition(number)),
+                partition=topic.partition(number),
+                topic_id=topic.id,
+                state_path=store.layout.partition_state(topic.id, number),
+                high_watermark=high_watermark,
+                limits=store.limits,
+                progress=step,
+            )
+            if damage is not None:
+                from logstore.store.verify import Finding
+
+                result.findings.append(Finding(damage.what, damage.file, damage.position, damage.offset))
+            results.append(result)
+    return results
+
+
+def _damage() -> Any:
+    from logstore.errors import CorruptState
+
+    return CorruptState
+
+
+def _state_or_nothing(store: LogStore, topic: Topic, number: int) -> Any:
+    try:
+        return store.partition_state(topic, number).segments
+    except _damage():
+        return ()
+
+
+def _answer_verify(results: list[Verification], more: dict[str, Any]) -> None:
+    documents = [
+        {
+            "topic": result.partition.topic,
+            "partition": result.partition.partition,
+            "sound": result.sound,
+            "segments": result.segments,
+            "batches": result.batches,
+            "size_bytes": result.size_bytes,
+            "findings": [
+                {"what": each.what, "file": each.file, "position": each.position, "offset": each.offset}
+                for each in result.findings
+            ],
+        }
+        for result in results
+    ]
+
+    def text() -> None:
+        print_table(
+            ["partition", "segments", "batches", "size", "result"],
+            [
+                [
+                    result.partition,
+                    result.segments,
+                    result.batches,
+                    size_text(result.size_bytes),
+                    "sound" if result.sound else f"DAMAGED, {len(result.findings)} findings",
+                ]
+                for result in results
+            ],
+        )
+        for result in results:
+            for each in result.findings:
+                places = [
+                    f"{name} {value}"
+                    for name, value in (("file", each.file), ("position", each.position), ("offset", each.offset))
+                    if value is not None
+                ]
+                print(f"{result.partition}: {each.what}" + (f" ({', '.join(places)})" if places else ""))
+
+    session.answer({**more, "sound": all(result.sound for result in results), "partitions": documents}, text)
+
+
+# --- recover -------------------------------------------------------------------------------------------------------
+
+
+def recover(topics: Topics = None, partition: Partition = None, dry_run: DryRun = False) -> None:
+    """Repair partitions: cut at damage, set aside what is cut, rebuild the rest; exit 3 when there was damage."""
+    with session.open() as store:
+        partitions = _partitions(store, topics, partition)
+        if dry_run:
+            results = _verify_all(store, partitions)
+            _answer_verify(results, {"recovered": False})
+            if not all(result.sound for result in results):
+                stop(DAMAGE)
+            return
+        from logstore.store.maintenance import recover as recover_topic
+
+        reports: list[Recovery] = []
+        with session.progress("recovering", len(partitions)) as step:
+            for topic in {topic.id: topic for topic, _ in partitions}.values():
+                numbers = [number for other, number in partitions if other.id == topic.id]
+                reports += recover_topic(store, topic, numbers, done=lambda _: step(1))
+        store.project_checkpoints()
+    documents = [_recovery(report) for report in reports]
+
+    def text() -> None:
+        print_table(
+            ["partition", "log end", "segments scanned", "scanned", "cut off", "result"],
+            [
+                [
+                    report.partition,
+                    report.log_end_offset,
+                    report.segments_scanned,
+                    size_text(report.bytes_scanned),
+                    size_text(report.dropped_bytes),
+                    "DAMAGED" if report.found_damage else "sound",
+                ]
+                for report in reports
+            ],
+        )
+        for report in reports:
+            for cut in report.cuts:
+                print(
+                    f"{report.partition}: {cut['dropped_bytes']} bytes cut off, {cut['reason']} "
+                    f"(file {cut['file']}, position {cut['position']})"
+                )
+            for path in report.quarantined:
+                print(f"{report.partition}: set aside in {path}")
+            if report.lost_from is not None:
+                lost = f"{report.lost_from} to {report.lost_to}"
+                print(f"{report.partition}: offsets {lost} are lost; the log goes on behind them")
+            for note in [*report.rebuilt, *report.notes]:
+                print(f"{report.partition}: {note}")
+
+    damaged = any(report.found_damage for report in reports)
+    session.answer({"recovered": True, "sound": not damaged, "partitions": documents}, text)
+    if damaged:
+        stop(DAMAGE)
+
+
+def _recovery(report: Recovery) -> dict[str, Any]:
+    return {
+        "topic": report.partition.topic,
+        "partition": report.partition.partition,
+        "sound": not report.found_damage,
+        "log_end_offset": report.log_end_offset,
+        "segments_scanned": report.segments_scanned,
+        "bytes_scanned": report.bytes_scanned,
+        "dropped_bytes": report.dropped_bytes,
+        "cuts": report.cuts,
+        "quarantined": report.quarantined,
+        "rebuilt": report.rebuilt,
+        "notes": report.notes,
+        "lost_from": report.lost_from,
+        "lost_to": report.lost_to,
+    }
+
+
+# --- retain --------------------------------------------------------------------------------------------------------
+
+
+def retain(
+    topics: Topics = None,
+    partition: Partition = None,
+    now_ms: Annotated[
+        int | None, typer.Option("--now-ms", metavar="MS", min=0, help="The time to go by.", show_default="now")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete segments that retention.ms, retention.bytes or the log start give up."""
+    with session.open() as store:
+        from logstore.store.maintenance import retain as retain_partition
+
+        partitions = _partitions(store, topics, partition)
+        now_ms = store.clock.now_ms() if now_ms is None else now_ms
+        results = []
+        with session.progress("retaining", len(partitions)) as step:
+            for topic, number in partitions:
+                results.append(retain_partition(store, topic, number, now_ms=now_ms, dry_run=dry_run))
+                step(1)
+        if not dry_run:
+            store.sweep()
+            store.project_checkpoints()
+    documents = [
+        {
+            "topic": result.partition.topic,
+            "partition": result.partition.partition,
+            "log_start_offset": result.log_start_offset,
+            "deleted": [
+                {"policy": each.policy, "base_offsets": list(each.base_offsets), "size_bytes": each.size_bytes}
+                for each in result.passes
+            ],
+        }
+        for result in results
+    ]
+
+    def text() -> None:
+        print_table(
+            ["partition", "log start", "would delete" if dry_run else "deleted", "size", "because of"],
+            [
+                [
+                    result.partition,
+                    result.log_start_offset,
+                    f"{sum(len(each.base_offsets) for each in result.passes)} segments",
+                    size_text(sum(each.size_bytes for each in result.passes)),
+                    ", ".join(each.policy for each in result.passes) or "-",
+                ]
+                for result in results
+            ],
+        )
+
+    session.answer({"now_ms": now_ms, "dry_run": dry_run, "partitions": documents}, text)
+
+
+# --- delete-records ------------------------------------------------------------------------------------------------
+
+
+def delete_records(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    partition: Annotated[int, typer.Option("--partition", min=0, help="The partition.", show_default=False)],
+    before_offset: Annotated[
+        str,
+        typer.Option(
+            "--before-offset",
+            metavar="N|latest",
+            help="The first offset that stays; latest deletes all there are.",
+            show_default=False,
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete the records of a partition below an offset."""
+    if before_offset != "latest" and not (
+        before_offset.isascii() and before_offset.isdigit() and len(before_offset) <= 19
+    ):
+        raise bad_usage(f"--before-offset takes a number or latest, not {before_offset!r}")
+    with session.open() as store:
+        from logstore.store import maintenance
+
+        found = store.topic(topic)
+        target = None if before_offset == "latest" else int(before_offset)
+        # The dry run checks the range, so that nobody is asked about something impossible.
+        result = maintenance.delete_records(store, found, partition, before_offset=target, dry_run=True)
+        if not dry_run:
+            session.confirm(
+                f"Delete the records of {result.partition} from {result.log_start_offset_before} "
+                f"up to (not including) {result.log_start_offset}?",
+                yes=yes,
+            )
+            result = maintenance.delete_records(store, found, partition, before_offset=result.log_start_offset)
+            store.project_checkpoints()
+    document = {
+        "topic": topic,
+        "partition": partition,
+        "log_start_offset_before": result.log_start_offset_before,
+        "log_start_offset": result.log_start_offset,
+        "deleted": not dry_run,
+    }
+    verb = "would move" if dry_run else "moved"
+    session.answer(
+        document,
+        lambda: print(
+            f"{result.partition}: log start {verb} from {result.log_start_offset_before} to {result.log_start_offset}"
+        ),
+    )

@@ -1,0 +1,244 @@
+"""`duramen import` and `duramen export`: partitions in from a stopped broker, and out to one."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from duramen.commands.maintain import DryRun
+from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
+
+OnlyTopics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be given again.", show_default=False),
+]
+
+
+def import_(
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="KAFKA_LOG_DIR",
+            help="A stopped broker's log directory, or a folder of topic-N folders.",
+            show_default=False,
+        ),
+    ],
+    topic: OnlyTopics = None,
+    topic_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic-config",
+            metavar="NAME=VALUE",
+            help="A setting of the imported topics; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    link: Annotated[
+        bool, typer.Option("--link", help="Hard links for sealed segments instead of copies; same file system only.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Adopt the topics of a stopped broker. The source is not changed; all its records count as committed."""
+    from logstore.store import kafka_import
+
+    configs = key_values(topic_config, "--topic-config")
+    source_path = os.path.abspath(directory)
+    from logstore.files import OS_FILES
+    from logstore.limits import DEFAULT_LIMITS
+
+    with kafka_import.stopped_source(OS_FILES, source_path):
+        source = kafka_import.examine(OS_FILES, source_path, only=topic, limits=DEFAULT_LIMITS)
+        with session.open(create=not dry_run) as store:
+            imported: list[kafka_import.ImportedTopic] = []
+            if dry_run:
+                kafka_import.plan_import(store, source, configs)
+            else:
+                total = sum(each.size_bytes for topic_ in source.topics for each in topic_.partitions)
+                with session.progress("importing", total) as step:
+                    imported = kafka_import.import_topics(store, source, configs, link=link, progress=step)
+                store.project_checkpoints()
+    if dry_run:
+        documents: list[dict[str, Any]] = [
+            {
+                "name": each.name,
+                "id": each.topic_id,
+                "partitions": [
+                    {"partition": part.partition.partition, "segments": part.segments, "size_bytes": part.size_bytes}
+                    for part in each.partitions
+                ],
+            }
+            for each in source.topics
+        ]
+    else:
+        documents = [
+            {
+                "name": each.topic.name,
+                "id": each.topic.id,
+                "partitions": [
+                    {
+                        "partition": part.partition.partition,
+                        "segments": part.segments,
+                        "size_bytes": part.size_bytes,
+                        "log_start_offset": part.log_start_offset,
+                        "log_end_offset": part.log_end_offset,
+                        "linked_bytes": part.linked_bytes,
+                        "copied_bytes": part.copied_bytes,
+                        "dropped_bytes": part.dropped_bytes,
+                        "cuts": part.cuts,
+                        "quarantined": part.quarantined,
+                    }
+                    for part in each.partitions
+                ],
+            }
+            for each in imported
+        ]
+    document = {
+        "imported": not dry_run,
+        "clean": source.clean,
+        "topics": documents,
+        "skipped": dict(source.skipped),
+        "notes": list(source.notes),
+    }
+    damaged = any(part.found_damage for each in imported for part in each.partitions)
+
+    def text() -> None:
+        print_table(
+            ["topic", "partition", "segments", "size", "log start", "log end", "cut off"],
+            [
+                [
+                    each["name"],
+                    part["partition"],
+                    part["segments"],
+                    size_text(part["size_bytes"]),
+                    part.get("log_start_offset", "?"),
+                    part.get("log_end_offset", "?"),
+                    size_text(part.get("dropped_bytes", 0)),
+                ]
+                for each in documents
+                for part in each["partitions"]
+            ],
+            title="Would import" if dry_run else None,
+        )
+        for each in documents:
+            for part in each["partitions"]:
+                for cut in part.get("cuts", ()):
+                    print(
+                        f"{each['name']}-{part['partition']}: {cut['dropped_bytes']} bytes cut off, {cut['reason']} "
+                        f"(file {cut['file']}, position {cut['position']})"
+                    )
+                for path in part.get("quarantined", ()):
+                    print(f"{each['name']}-{part['partition']}: set aside in {path}")
+        for name, reason in source.skipped.items():
+            print(f"passed by {name}: {reason}")
+        for note in source.notes:
+            print(note)
+
+    session.answer(document, text)
+    if damaged:
+        stop(DAMAGE)
+
+
+def export(
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR", help="The directory to make, or a stopped broker's log directory.", show_default=False
+        ),
+    ],
+    topic: OnlyTopics = None,
+    topic_id: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic-id", metavar="TOPIC=ID", help="The id the broker's cluster knows the topic by.", show_default=False
+        ),
+    ] = None,
+    unclean: Annotated[bool, typer.Option("--unclean", help="Let the broker check everything when it starts.")] = False,
+    cluster_id: Annotated[
+        str | None, typer.Option("--cluster-id", help="With --node-id: write meta.properties.", show_default=False)
+    ] = None,
+    node_id: Annotated[
+        int | None,
+        typer.Option("--node-id", min=0, help="With --cluster-id: write meta.properties.", show_default=False),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Make a directory a broker can mount, up to the high watermarks."""
+    ids = key_values(topic_id, "--topic-id")
+    if (cluster_id is None) != (node_id is None):
+        raise bad_usage("--cluster-id and --node-id belong together")
+    with session.open() as store:
+        from logstore.partition.checkpoint import MetaProperties
+        from logstore.store import kafka_export
+        from logstore.topic import new_topic_id
+
+        target = os.path.abspath(directory)
+        topics = [store.topic(name) for name in topic] if topic else store.topics()
+        if not topics:
+            raise bad_usage("the store has no topics")
+        if dry_run:
+            kafka_export.check_topic_ids(topics, ids)
+            kafka_export.check_target(store, target, topics)
+            partitions: list[dict[str, Any]] = [
+                {
+                    "topic": each.name,
+                    "partition": number,
+                    "topic_id": ids.get(each.name, each.id),
+                    "log_start_offset": store.partition_state(each, number).log_start_offset,
+                    "log_end_offset": store.high_watermark(each, number),
+                }
+                for each in topics
+                for number in range(each.partitions)
+            ]
+            clean = not unclean
+        else:
+            identity = None
+            if cluster_id is not None and node_id is not None:
+                identity = MetaProperties(node_id=node_id, cluster_id=cluster_id, directory_id=new_topic_id())
+            total = sum(
+                segment.size_bytes
+                for each in topics
+                for number in range(each.partitions)
+                for segment in store.partition_state(each, number).segments
+            )
+            with session.progress("exporting", total) as step:
+                done = kafka_export.export_topics(
+                    store, target, topics, topic_ids=ids, unclean=unclean, identity=identity, progress=step
+                )
+            clean = done.clean
+            partitions = [
+                {
+                    "topic": each.partition.topic,
+                    "partition": each.partition.partition,
+                    "topic_id": each.topic_id,
+                    "log_start_offset": each.log_start_offset,
+                    "log_end_offset": each.log_end_offset,
+                    "segments": each.segments,
+                    "linked_bytes": each.linked_bytes,
+                    "copied_bytes": each.copied_bytes,
+                }
+                for each in done.partitions
+            ]
+    document = {"exported": not dry_run, "directory": target, "clean": clean, "partitions": partitions}
+
+    def text() -> None:
+        print_table(
+            ["topic", "partition", "log start", "log end", "linked", "copied", "topic id"],
+            [
+                [
+                    each["topic"],
+                    each["partition"],
+                    each["log_start_offset"],
+                    each["log_end_offset"],
+                    size_text(each.get("linked_bytes", 0)),
+                    size_text(each.get("copied_bytes", 0)),
+                    each["topic_id"],
+                ]
+                for each in partitions
+            ],
+            title=f"{'Would export' if dry_run else 'Exported'} to {target}",
+        )
+        print("the broker will trust it as it is" if clean else "the broker will check everything when it starts")
+
+    session.answer(document, text)

@@ -1,0 +1,451 @@
+"""Adopting the partition directories of a stopped broker, or bare `topic-N` folders.
+
+Everything is copied (or linked) and recovered under `staging/` first; a topic appears in the store in one step, when
+its file gets its name. The source is never changed. All records found are taken as committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from logstore.errors import DuramenError, ImportRefused, StoreInUse, TopicExists
+from logstore.files import FileSystem
+from logstore.limits import Limits
+from logstore.partition.checkpoint import (
+    read_offset_checkpoint,
+    read_partition_metadata,
+    write_partition_metadata,
+)
+from logstore.partition.state import PartitionState, write_state
+from logstore.segment.names import (
+    CLEAN_SHUTDOWN,
+    CLEANER_OFFSET_CHECKPOINT,
+    CLUSTER_METADATA_DIRECTORY,
+    LEADER_EPOCH_CHECKPOINT,
+    LOCK,
+    LOG_START_OFFSET_CHECKPOINT,
+    PARTITION_METADATA,
+    RECOVERY_POINT_CHECKPOINT,
+    REMOTE_LOG_INDEX_CACHE_DIRECTORY,
+    DirectoryState,
+    FileKind,
+    NumberedFile,
+    Transient,
+    parse_file_name,
+    parse_partition_directory,
+)
+from logstore.store.ends import TopicEnds
+from logstore.store.layout import BROKER_GUARD
+from logstore.store.locks import FileLock, holder
+from logstore.store.registry import Topic, check_partitions, spelled
+from logstore.store.store import LogStore, published
+from logstore.store.trees import copy_file, is_directory, remove_tree
+from logstore.topic import TopicPartition, new_topic_id
+
+#: Kafka's own topics mean nothing without their cluster; they come only when asked for by name
+_INTERNAL_PREFIX = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePartition:
+    partition: TopicPartition
+    directory: str
+    size_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTopic:
+    name: str
+    #: the id its partitions carry, None when none does
+    topic_id: str | None
+    partitions: tuple[SourcePartition, ...]
+
+    @property
+    def partition_count(self) -> int:
+        return max(each.partition.partition for each in self.partitions) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a directory offers, and what was passed by with the reason."""
+
+    directory: str
+    clean: bool
+    topics: tuple[SourceTopic, ...]
+    skipped: Mapping[str, str]
+    recovery_points: Mapping[TopicPartition, int] = field(default_factory=dict)
+    log_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
+    first_dirty: Mapping[TopicPartition, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class ImportedPartition:
+    partition: TopicPartition
+    log_start_offset: int
+    log_end_offset: int
+    size_bytes: int
+    segments: int
+    linked_bytes: int = 0
+    copied_bytes: int = 0
+    dropped_bytes: int = 0
+    cuts: list[dict[str, object]] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+
+    @property
+    def found_damage(self) -> bool:
+        return bool(self.cuts or self.quarantined)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTopic:
+    topic: Topic
+    partitions: tuple[ImportedPartition, ...]
+
+
+# --- looking at the source -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stopped_source(fs: FileSystem, directory: str) -> Iterator[None]:
+    """Keeps a broker from starting on the directory meanwhile. Raises StoreInUse when one is running."""
+    path = os.path.join(_log_directory(fs, directory)[0], LOCK)
+    if not fs.exists(path):
+        yield  # a broker that runs has made it
+        return
+    lock = FileLock(fs, path, exclusive=False, create=False)
+    if not lock.acquire(0):
+        raise StoreInUse(f"{holder(fs, path)} is using the directory", file=path, hint="Stop the broker first.")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _log_directory(fs: FileSystem, directory: str) -> tuple[str, list[str]]:
+    """The log directory and the names in it to look at: all, or the one partition folder that was given."""
+    if not is_directory(fs, directory):
+        raise ImportRefused("there is no such directory", file=directory)
+    names = fs.listdir(directory)
+    if any((parsed := parse_file_name(name)) and parsed.kind is FileKind.LOG for name in names):
+        parent, name = os.path.split(os.path.abspath(directory))
+        return parent, [name]
+    return directory, names
+
+
+def examine(fs: FileSystem, directory: str, *, only: list[str] | None = None, limits: Limits) -> Source:
+    """What there is to import. Raises ImportRefused."""
+    directory, names = _log_directory(fs, directory)
+    if fs.exists(os.path.join(directory, BROKER_GUARD)):
+        raise ImportRefused(
+            "these are the logs of a live store", file=directory, hint="Export it first, and import what comes out."
+        )
+    found: dict[str, list[SourcePartition]] = {}
+    skipped: dict[str, str] = {}
+    for name in names:
+        path = os.path.join(directory, name)
+        if not is_directory(fs, path):
+            continue
+        reason, partition = _partition_of(name, only)
+        if partition is None:
+            skipped[name] = reason
+        else:
+            found.setdefault(partition.topic, []).append(_source_partition(fs, path, partition))
+    for topic in only or ():
+        if topic not in found:
+            raise ImportRefused(f"there is no partition of topic {topic}", file=directory)
+    if not found:
+        raise ImportRefused(
+            "there are no topic-N directories", file=directory, hint="Give the directory that holds them."
+        )
+    offsets, notes = {}, []
+    for name in (RECOVERY_POINT_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, CLEANER_OFFSET_CHECKPOINT):
+        try:
+            offsets[name] = read_offset_checkpoint(fs, os.path.join(directory, name), limits=limits)
+        except DuramenError as error:
+            # As a broker does: without recovery points everything is checked, without log starts all files count.
+            offsets[name] = {}
+            notes.append(f"{name} is not used: {error}")
+    return Source(
+        directory=directory,
+        clean=fs.exists(os.path.join(directory, CLEAN_SHUTDOWN)),
+        topics=tuple(_source_topic(fs, name, found[name], limits) for name in sorted(found)),
+        skipped=skipped,
+        recovery_points=offsets[RECOVERY_POINT_CHECKPOINT],
+        log_starts=offsets[LOG_START_OFFSET_CHECKPOINT],
+        first_dirty=offsets[CLEANER_OFFSET_CHECKPOINT],
+        notes=tuple(notes),
+    )
+
+
+def _partition_of(name: str, only: list[str] | None) -> tuple[str, TopicPartition | None]:
+    """The partition to take from a directory of that name, or why none is."""
+    if name in (CLUSTER_METADATA_DIRECTORY, REMOTE_LOG_INDEX_CACHE_DIRECTORY):
+        return "a broker's own", None
+    try:
+        parsed = parse_partition_directory(name)
+    except DuramenError as error:
+        return error.what, None
+    if parsed.state is not DirectoryState.LIVE:
+        return {
+            DirectoryState.DELETE: "awaits its deletion",
+            DirectoryState.FUTURE: "an unfinished copy",
+            DirectoryState.STRAY: "set aside by a broker",
+        }[parsed.state], None
+    if only is not None:
+        return "not asked for", parsed.partition if parsed.partition.topic in only else None
+    if parsed.partition.topic.startswith(_INTERNAL_PREFIX):
+        return "Kafka's internal topic; name it to import it", None
+    return "", parsed.partition
+
+
+def _source_partition(fs: FileSystem, directory: str, partition: TopicPartition) -> SourcePartition:
+    logs = [
+        name
+        for name in fs.listdir(directory)
+        if (parsed := parse_file_name(name)) and parsed.kind is FileKind.LOG and parsed.transient is Transient.NONE
+    ]
+    size_bytes = sum(fs.stat(os.path.join(directory, name)).size_bytes for name in logs)
+    return SourcePartition(partition, directory, size_bytes, len(logs))
+
+
+def _source_topic(fs: FileSystem, name: str, partitions: list[SourcePartition], limits: Limits) -> SourceTopic:
+    seen: dict[str, str] = {}
+    for each in partitions:
+        path = os.path.join(each.directory, PARTITION_METADATA)
+        metadata = read_partition_metadata(fs, path, limits=limits)
+        if metadata is not None:
+            seen.setdefault(metadata.topic_id, str(each.partition))
+    if len(seen) > 1:
+        (first, one), (second, other) = list(seen.items())[:2]
+        raise ImportRefused(
+            f"the partitions of {name} belong to different topics: {one} to id {first}, {other} to id {second}",
+            hint="Import them one at a time from folders of their own.",
+        )
+    partitions.sort(key=lambda each: each.partition)
+    check_partitions(partitions[-1].partition.partition + 1)
+    return SourceTopic(name, next(iter(seen), None), tuple(partitions))
+
+
+# --- taking it in --------------------------------------------------------------------------------------------------
+
+
+def plan_import(store: LogStore, source: Source, configs: Mapping[str, object]) -> list[Topic]:
+    """The topics as they would be. Raises TopicExists, ImportRefused, UnknownConfig, InvalidConfig."""
+    store.resolve(configs)
+    ids = {topic.id: topic.name for topic in store.topics()}
+    planned = []
+    for each in source.topics:
+        if store.fs.exists(store.layout.topic(each.name)):
+            raise TopicExists(
+                f"there is a topic {each.name} already", hint="Delete it first, or import the others with --topic."
+            )
+        if each.topic_id in ids:
+            raise ImportRefused(f"topics {ids[each.topic_id]} and {each.name} have the same id: {each.topic_id}")
+        topic = Topic(
+            name=each.name,
+            id=each.topic_id or new_topic_id(),
+            partitions=each.partition_count,
+            configs=spelled(configs),
+            config_version=1,
+            created_ms=store.clock.now_ms(),
+        )
+        ids[topic.id] = topic.name
+        planned.append(topic)
+    return planned
+
+
+def import_topics(
+    store: LogStore,
+    source: Source,
+    configs: Mapping[str, object],
+    *,
+    link: bool = False,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> list[ImportedTopic]:
+    """Take every topic of the source in. The caller holds `stopped_source`. Raises what `plan_import` raises.
+
+    `progress` is told the bytes taken since last time.
+    """
+    planned = plan_import(store, source, configs)
+    built: list[tuple[Topic, str, list[ImportedPartition], TopicEnds]] = []
+    try:
+        for topic, origin in zip(planned, source.topics, strict=True):
+            built.append(_build(store, source, topic, origin, link, progress))
+        return [_publish(store, *each) for each in built]
+    except BaseException:
+        for topic, draft, _, _ in built:
+            remove_tree(store.fs, draft)
+            if not store.fs.exists(store.layout.topic(topic.name)):
+                remove_tree(store.fs, store.layout.topic_state(topic.id))
+        raise
+
+
+def _build(
+    store: LogStore,
+    source: Source,
+    topic: Topic,
+    origin: SourceTopic,
+    link: bool,
+    progress: Callable[[int], None],
+) -> tuple[Topic, str, list[ImportedPartition], TopicEnds]:
+    """The topic's directories under a draft folder, recovered, and its state files, which nobody reads yet."""
+    draft = store.layout.work("import")
+    store.fs.mkdir(draft)
+    remove_tree(store.fs, store.layout.topic_state(topic.id))  # of an import that died
+    store.fs.mkdir(store.layout.topic_state(topic.id))
+    ends = TopicEnds.empty(topic.partitions)
+    reports = []
+    try:
+        for each in origin.partitions:
+            directory = os.path.join(draft, str(each.partition))
+            store.fs.mkdir(directory)
+            linked, copied = _take_files(store.fs, source, each, directory, link, progress)
+            write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
+            report, ends = _recover(store, source, topic, each, directory, ends)
+            report.linked_bytes, report.copied_bytes = linked, copied
+            reports.append(report)
+            store.fs.fsync_dir(directory)
+        store.fs.fsync_dir(draft)
+    except BaseException:
+        remove_tree(store.fs, draft)
+        remove_tree(store.fs, store.layout.topic_state(topic.id))
+        raise
+    return topic, draft, reports, ends
+
+
+def _take_files(
+    fs: FileSystem,
+    source: Source,
+    origin: SourcePartition,
+    target: str,
+    link: bool,
+    progress: Callable[[int], None],
+) -> tuple[int, int]:
+    """Bytes linked and copied."""
+    numbered = {name: parsed for name in fs.listdir(origin.directory) if (parsed := parse_file_name(name)) is not None}
+    linkable = _linkable(source, origin, list(numbered.values())) if link else set()
+    linked = copied = 0
+    for name, parsed in numbered.items():
+        if parsed.transient is Transient.DELETED:
+            continue
+        path = os.path.join(origin.directory, name)
+        if parsed in linkable:
+            try:
+                fs.link(path, os.path.join(target, name))
+            except OSError as error:
+                if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                    raise ImportRefused(
+                        f"cannot make a hard link: {error.strerror}", file=path, hint="Leave out --link to copy."
+                    ) from error
+                raise
+            size_bytes = fs.stat(path).size_bytes
+            linked += size_bytes
+        else:
+            size_bytes = copy_file(fs, path, os.path.join(target, name))
+            copied += size_bytes
+        if parsed.kind is FileKind.LOG:
+            progress(size_bytes)
+    epochs = os.path.join(origin.directory, LEADER_EPOCH_CHECKPOINT)
+    if fs.exists(epochs):
+        copied += copy_file(fs, epochs, os.path.join(target, LEADER_EPOCH_CHECKPOINT))
+    return linked, copied
+
+
+def _linkable(source: Source, origin: SourcePartition, files: list[NumberedFile]) -> set[NumberedFile]:
+    """The `.log` files recovery will never write to: sealed and, after an unclean stop, below the recovery point.
+
+    A file that is linked is the source's file too, and the source is never changed.
+    """
+    bases = sorted(each.base_offset for each in files if each.kind is FileKind.LOG and each.transient is Transient.NONE)
+    if any(each.transient is Transient.SWAP for each in files):
+        return set()
+    point = source.recovery_points.get(origin.partition, 0)
+    return {
+        NumberedFile(base, FileKind.LOG) for base, following in pairwise(bases) if source.clean or following <= point
+    }
+
+
+def _recover(
+    store: LogStore, source: Source, topic: Topic, origin: SourcePartition, directory: str, ends: TopicEnds
+) -> tuple[ImportedPartition, TopicEnds]:
+    from logstore.partition.log import PartitionLog
+
+    number = origin.partition.partition
+    state_path = store.layout.partition_state(topic.id, number)
+    log_start = source.log_starts.get(origin.partition, 0)
+    # The log's own opening takes the rest from here, and keeps first dirty within the log.
+    first_dirty = source.first_dirty.get(origin.partition, 0)
+    write_state(
+        store.fs, state_path, replace(PartitionState(), log_start_offset=log_start, first_dirty_offset=first_dirty)
+    )
+    log = PartitionLog.open(
+        directory,
+        partition=origin.partition,
+        config=store.log_config(topic),
+        clean=source.clean,
+        state_path=state_path,
+        recovery_point=source.recovery_points.get(origin.partition, 0),
+        log_start_offset=log_start,
+        clock=store.clock,
+        fs=store.fs,
+        limits=store.limits,
+        long_lived=False,
+        producer_expiration_ms=store.broker_config.producer_id_expiration_ms,
+    )
+    log.close()
+    found = log.recovery
+    report = ImportedPartition(
+        partition=origin.partition,
+        log_start_offset=log.log_start_offset,
+        log_end_offset=log.log_end_offset,
+        size_bytes=log.size_bytes,
+        segments=len(log.segments),
+        dropped_bytes=found.dropped_bytes,
+        cuts=[
+            {
+                "file": os.path.basename(cut.file),
+                "position": cut.position,
+                "dropped_bytes": cut.dropped_bytes,
+                "reason": cut.reason,
+            }
+            for cut in found.cuts
+        ],
+        quarantined=[
+            os.path.join(store.layout.partition(origin.partition), os.path.relpath(path, directory))
+            for path in found.quarantined
+        ],
+    )
+    return report, published(ends, number, log)
+
+
+def _publish(
+    store: LogStore, topic: Topic, draft: str, reports: list[ImportedPartition], ends: TopicEnds
+) -> ImportedTopic:
+    """Directories into place, then the ends, then the topic's file, which makes it all visible."""
+    for partition in topic.partition_list():
+        store.clear_place(partition)
+    with store.locks.lease(topic.id, what=f"import {topic.name}"):
+        placed = []
+        try:
+            for report in reports:
+                target = store.layout.partition(report.partition)
+                store.fs.rename(os.path.join(draft, str(report.partition)), target)
+                placed.append(target)
+            store.fs.fsync_dir(store.layout.logs)
+            store.write_ends(topic, ends)
+            store.registry.create(topic)
+        except BaseException:
+            for target in placed:
+                remove_tree(store.fs, target)
+            raise
+    remove_tree(store.fs, draft)
+    for partition in topic.partition_list():  # those the source did not have
+        store.place_partition(topic, partition)
+    return ImportedTopic(topic, tuple(reports))
