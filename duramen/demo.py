@@ -1,4 +1,4 @@
-"""`make demo`: a small store is written, read, damaged, repaired and exported for a broker, with a word on each step."""
+"""`make demo`: a small store is written, read, damaged, repaired and exported for a broker, with a word on each."""
 
 from __future__ import annotations
 

@@ -259,3 +259,9 @@ class DeliveryTimeout(DuramenError):
 
     kafka_code = 7
     bytes_sent: int = 0
+
+
+class InvalidPartition(InvalidRecord):
+    """A record sent to a partition its topic does not have."""
+
+    kafka_code = 3

@@ -95,19 +95,23 @@ class Decoder:
         self._used = 0
         payload_bytes = 0
         for i in range(first, len(table)):
-            if i > first and payload_bytes >= _GROUP_BYTES:
-                return i
             row = table[i]
             if row[SKIP] != 0:
                 continue
+            if payload_bytes >= _GROUP_BYTES:
+                return i
             if plain[i - first]:
+                if payload_bytes and payload_bytes + int(row[PAYLOAD_SIZE]) > _GROUP_BYTES:
+                    return i
                 payload_bytes += int(row[PAYLOAD_SIZE])
                 continue
             position, size = int(row[POSITION]), int(row[SIZE])
             try:
                 done = self._open_one(view[position : position + size], row, alone=self._used == 0)
             except DuramenError as error:
-                raise _located(error, file, base_position + position, int(row[LAST_OFFSET])) from error
+                offset = int(row[BASE_OFFSET if row[MAGIC] == 2 else LAST_OFFSET])
+                _locate(error, file, base_position + position, offset)
+                raise
             if not done:
                 return i
             payload_bytes += int(row[PAYLOAD_SIZE])
@@ -133,6 +137,9 @@ class Decoder:
 
     def _decompress(self, payload: memoryview, row: npt.NDArray[np.int64], alone: bool) -> bool:
         codec = codec_by_id(int(row[ATTRIBUTES]) & CODEC_MASK)
+        if not len(payload) and row[COUNT] == 0:  # nothing was compressed: no framing either
+            self._take(row, 0)
+            return True
         wanted = max(_ARENA_BYTES, 4 * len(payload))
         if not self._reserve(min(4 * len(payload), self._limits.decompressed_bytes), alone, at_least=wanted):
             return False
@@ -274,9 +281,8 @@ def upconvert(legacy: LegacyBatch, *, codec_id: int = 0) -> bytes:
     return encode_batch(columns, options)
 
 
-def _located(error: DuramenError, file: str | None, position: int, offset: int) -> DuramenError:
-    """The same error with the place it happened, where it did not know."""
+def _locate(error: DuramenError, file: str | None, position: int, offset: int) -> None:
+    """Tell the error the place it happened, where it did not know."""
     error.file = error.file or file
     error.position = position
     error.offset = offset if error.offset is None else error.offset
-    return error

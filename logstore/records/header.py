@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from logstore.errors import CorruptBatch
 from logstore.files import File
+from logstore.limits import INT64_MAX
 from logstore.records.record import NO_TIMESTAMP, TimestampType
 from logstore.records.table import (
     CODEC_MASK,
@@ -18,6 +19,7 @@ from logstore.records.table import (
     DELETE_HORIZON_BIT,
     HEADER_BYTES,
     LEGACY_OVERHEAD_MIN,
+    LEGACY_V1_BYTES_MIN,
     PREFIX_BYTES,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
@@ -99,26 +101,27 @@ def parse_header(data: bytes, position: int, end: int, *, file: str | None = Non
     """Like `read_header`, from at least 18 bytes already read at `position`."""
     offset, length, word, magic, _ = _LEGACY.unpack_from(data)
     size = length + PREFIX_BYTES
-    if length < LEGACY_OVERHEAD_MIN or (magic == 2 and size < HEADER_BYTES) or (magic == 1 and size < 34):
-        raise CorruptBatch("the batch length is impossible", file=file, position=position)
+    # The same rules in the same order as the scan kernel's: a seek and a scan must agree on what a batch is.
+    if length < LEGACY_OVERHEAD_MIN:
+        raise CorruptBatch(f"the batch length {length} is impossible", file=file, position=position)
     if not 0 <= magic <= 2:
         raise CorruptBatch(f"the magic byte is {magic}, none of 0, 1, 2", file=file, position=position)
-    if offset < 0:
-        raise CorruptBatch(f"the batch's offset is {offset}", file=file, position=position)
-    if position + size > end:
+    if size < (LEGACY_OVERHEAD_MIN + PREFIX_BYTES, LEGACY_V1_BYTES_MIN, HEADER_BYTES)[magic]:
+        raise CorruptBatch(f"the batch length {length} is impossible", file=file, position=position)
+    if position + size > end or len(data) < (_READABLE_MIN, _READABLE_MIN + _INT64.size, HEADER_BYTES)[magic]:
         return None
+    if not 0 <= offset < INT64_MAX:  # the offset after the last one must exist, too
+        raise CorruptBatch(f"the batch's offset is {offset}", file=file, position=position)
     if magic < 2:
         timestamp = _INT64.unpack_from(data, 18)[0] if magic == 1 else NO_TIMESTAMP
         attributes = data[17]
         return BatchHeader(
             position, size, magic, None, offset, -1, word, attributes, timestamp, timestamp, -1, -1, -1, None
         )
-    if len(data) < HEADER_BYTES:
-        return None
     (base, _, epoch, _, crc, attributes, delta, base_ts, max_ts, producer, producer_epoch, sequence, count) = (
         _V2.unpack_from(data)
     )
-    if delta < 0 or count < 0:
+    if delta < 0 or count < 0 or base + delta >= INT64_MAX:
         raise CorruptBatch(
             "the batch's offsets or record count are impossible", file=file, position=position, offset=base
         )

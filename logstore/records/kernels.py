@@ -9,7 +9,7 @@ unless the compiled object is missing (see `native`), and no kernel allocates.
 v2 record batch, big endian:
 
     baseOffset:8 batchLength:4 leaderEpoch:4 magic:1 crc:4 | attributes:2 lastOffsetDelta:4 baseTimestamp:8
-    maxTimestamp:8 producerId:8 producerEpoch:2 baseSequence:4 recordsCount:4 records…  (the CRC covers all after the bar)
+    maxTimestamp:8 producerId:8 producerEpoch:2 baseSequence:4 recordsCount:4 records…  (the CRC covers what follows |)
 
 v2 record: length attributes:1 timestampDelta offsetDelta keyLength key valueLength value headerCount
            (keyLength key valueLength value)*, with all lengths, deltas and counts as zig-zag varints
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import platform
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
@@ -135,6 +136,20 @@ from logstore.records.slots import (
     E_VALUE_OFFSETS,
     E_VALUE_VALID,
     E_VALUE_VALID_AT,
+    R_BAD_ROW,
+    R_IDS,
+    R_KEY_DATA,
+    R_KEY_OFFSETS,
+    R_KEY_VALID,
+    R_KEY_VALID_AT,
+    R_PARTITION_COUNT,
+    R_PARTITION_VALID,
+    R_PARTITION_VALID_AT,
+    R_PARTITIONS,
+    R_ROWS,
+    R_SELECTION,
+    R_STARTS,
+    R_STICKY,
     S_CAPACITY,
     S_N,
     S_NEXT,
@@ -153,6 +168,7 @@ from logstore.records.table import (
     LAST_OFFSET,
     LEADER_EPOCH,
     LEGACY_OVERHEAD_MIN,
+    LEGACY_V1_BYTES_MIN,
     MAGIC,
     MAX_TIMESTAMP,
     PAYLOAD_ADDRESS,
@@ -170,7 +186,8 @@ from logstore.records.table import (
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _i64 = types.int64
-HARDWARE_CRC = platform.machine() in ("x86_64", "AMD64")
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
+HARDWARE_CRC = platform.machine() in ("x86_64", "AMD64") and llvm.get_host_cpu_features().get("sse4.2", False)
 
 
 # --- intrinsics: unaligned memory, byte order, a few instructions ---------------------------------------------------
@@ -233,6 +250,24 @@ def copy(typing_context, target, source, size):
         return context.get_dummy_value()
 
     return types.void(_i64, _i64, _i64), codegen
+
+
+@intrinsic
+def add_wrapping(typing_context, left, right):
+    """Sum modulo 2^64, as Java has it. Where + overflows the compiler may assume that it never does."""
+
+    def codegen(context, builder, signature, args):
+        return builder.add(args[0], args[1])
+
+    return _i64(_i64, _i64), codegen
+
+
+@intrinsic
+def sub_wrapping(typing_context, left, right):
+    def codegen(context, builder, signature, args):
+        return builder.sub(args[0], args[1])
+
+    return _i64(_i64, _i64), codegen
 
 
 @intrinsic
@@ -577,7 +612,8 @@ def encode(block):
             if offset_deltas != 0:
                 delta = load64_le(offset_deltas + row * 8)
 
-            body = 1 + _varint_size(timestamp - base_ts) + _varint_size(delta)
+            timestamp_delta = sub_wrapping(timestamp, base_ts)
+            body = 1 + _varint_size(timestamp_delta) + _varint_size(delta)
             body += _varint_size(key_length) + max(key_length, 0)
             body += _varint_size(value_length) + max(value_length, 0)
             body += _varint_size(last_header - first_header)
@@ -592,7 +628,7 @@ def encode(block):
 
             address = _write_varint(address, body)
             store8(address, 0)
-            address = _write_varint(address + 1, timestamp - base_ts)
+            address = _write_varint(address + 1, timestamp_delta)
             address = _write_varint(address, delta)
             address = _write_varint(address, key_length)
             if key_length > 0:
@@ -638,7 +674,7 @@ def encode(block):
         _set_slot(row, POSITION, batch - _slot(block, E_OUT))
         _set_slot(row, SIZE, size)
         _set_slot(row, BASE_OFFSET, base_offset)
-        _set_slot(row, LAST_OFFSET, base_offset + last_delta)
+        _set_slot(row, LAST_OFFSET, add_wrapping(base_offset, last_delta))
         _set_slot(row, LEADER_EPOCH, _slot(block, E_EPOCH))
         _set_slot(row, MAGIC, 2)
         _set_slot(row, ATTRIBUTES, attributes)
@@ -654,7 +690,7 @@ def encode(block):
         _set_slot(row, SKIP, 0)
         made += 1
         batch += size
-        base_offset += last_delta + 1
+        base_offset = add_wrapping(base_offset, last_delta + 1)
         if sequence >= 0:
             sequence = (sequence + last_delta + 1) & 0x7FFFFFFF
     _set_slot(block, E_ROW, i)
@@ -708,14 +744,14 @@ def scan(address, size, table, block):
         if magic < 0 or magic > 2:
             code = BAD_MAGIC
             break
-        if magic == 2 and total < HEADER_BYTES:
+        if (magic == 2 and total < HEADER_BYTES) or (magic == 1 and total < LEGACY_V1_BYTES_MIN):
             code = BAD_LENGTH
             break
         if total > left:
             code = PARTIAL
             break
         base = load64(batch)
-        if base < 0:
+        if base < 0 or base == INT64_MAX:  # the offset after the last one must exist, too
             code = BAD_OFFSET
             break
         row = table + n * ROW_BYTES
@@ -732,7 +768,7 @@ def scan(address, size, table, block):
             last_delta = load32(batch + 23)
             count = load32(batch + 57)
             payload = total - HEADER_BYTES
-            if last_delta < 0 or base + last_delta < 0:
+            if last_delta < 0 or base >= INT64_MAX - last_delta:
                 code = BAD_OFFSET
                 break
             if count < 0 or (attributes & CODEC_MASK == 0 and count * RECORD_BYTES_MIN > payload):
@@ -754,9 +790,6 @@ def scan(address, size, table, block):
         else:
             timestamp = -1
             if magic == 1:
-                if left < 26 or total < 34:
-                    code = BAD_LENGTH
-                    break
                 timestamp = load64(batch + 18)
             _set_slot(row, BASE_OFFSET, -1)
             _set_slot(row, LAST_OFFSET, base)
@@ -809,7 +842,8 @@ def _parse_record(address, end):
     value = address
     address += max(value_length, 0)
     headers, address = _read_varint(address, end, 5)
-    if address == 0 or headers < 0 or headers > end - address or (headers == 0 and address != end):
+    # A header takes two bytes at least, so a count of more is a lie: nothing downstream needs room for it.
+    if address == 0 or headers < 0 or headers * 2 > end - address or (headers == 0 and address != end):
         return 0, 0, 0, 0, 0, 0, 0, 0, 0
     return end, timestamp_delta, offset_delta, key, key_length, value, value_length, address, headers
 
@@ -901,7 +935,7 @@ def decode(table, first, last, block):
                     break
                 continue
             store64_le(offsets + n * 8, offset)
-            store64_le(timestamps + n * 8, max_ts if append_time != 0 else base_ts + ts_delta)
+            store64_le(timestamps + n * 8, max_ts if append_time != 0 else add_wrapping(base_ts, ts_delta))
             store8(timestamp_types + n, append_time >> 3)
             if key_length >= 0:
                 copy(key_data + key_end, key, key_length)
@@ -974,7 +1008,7 @@ def check(table, first, last, block):
     OK, BAD_RECORD, or BAD_OFFSET when deltas are not consecutive from 0. C_BATCH is the batch to blame then.
     """
     null_keys = 0
-    min_ts = 0x7FFFFFFFFFFFFFFF
+    min_ts = INT64_MAX
     for b in range(first, last):
         row = table + b * ROW_BYTES
         address = _slot(row, PAYLOAD_ADDRESS)
@@ -998,7 +1032,7 @@ def check(table, first, last, block):
                 consecutive = False
             if key_length < 0:
                 null_keys += 1
-            timestamp = base_ts + ts_delta
+            timestamp = add_wrapping(base_ts, ts_delta)
             if timestamp >= 0:
                 min_ts = min(min_ts, timestamp)
             if timestamp > max_ts:
@@ -1090,7 +1124,7 @@ def place(buffer, table, first, last, assign, block):
         last_delta = _slot(row, LAST_OFFSET) - batch_base
         if assign != 0:
             batch_base = next_offset
-        last_offset = batch_base + last_delta
+        last_offset = add_wrapping(batch_base, last_delta)
         if batch_size > segment_bytes:
             reason = ROLL_APPEND_TOO_LARGE
             break
@@ -1098,9 +1132,9 @@ def place(buffer, table, first, last, assign, block):
             reason = ROLL_SIZE
             break
         if size > 0:
-            waited = now_ms - created_ms
+            waited = sub_wrapping(now_ms, created_ms)
             if first_ts >= 0:
-                waited = batch_max_ts - first_ts
+                waited = sub_wrapping(batch_max_ts, first_ts)
             if waited > max_segment_ms:
                 reason = ROLL_TIME
                 break
@@ -1111,7 +1145,7 @@ def place(buffer, table, first, last, assign, block):
             if time_entries >= time_entries_max - 1:
                 reason = ROLL_TIME_INDEX_FULL
                 break
-        if last_offset - base > 0x7FFFFFFF or last_offset < base:
+        if last_offset < base or last_offset - base > 0x7FFFFFFF:
             reason = ROLL_OFFSET_OVERFLOW
             break
 
@@ -1141,7 +1175,7 @@ def place(buffer, table, first, last, assign, block):
             bytes_since = 0
         bytes_since += batch_size
         size += batch_size
-        next_offset = last_offset + 1
+        next_offset = add_wrapping(last_offset, 1)
         b += 1
     _set_slot(block, A_SIZE, size)
     _set_slot(block, A_NEXT_OFFSET, next_offset)
@@ -1158,6 +1192,84 @@ def place(buffer, table, first, last, assign, block):
     return b - first
 
 
+# --- route ------------------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, error_model="numpy")
+def murmur2(address, size):
+    """Kafka's hash of a key: 32-bit MurmurHash2 with Kafka's seed, as an unsigned number."""
+    m = 0x5BD1E995
+    h = (0x9747B28C ^ size) & 0xFFFFFFFF
+    end = address + (size & ~3)
+    while address < end:
+        k = (load32_le(address) & 0xFFFFFFFF) * m & 0xFFFFFFFF
+        k ^= k >> 24
+        k = k * m & 0xFFFFFFFF
+        h = (h * m & 0xFFFFFFFF) ^ k
+        address += 4
+    rest = size & 3
+    if rest == 3:
+        h ^= load8(address + 2) << 16
+    if rest >= 2:
+        h ^= load8(address + 1) << 8
+    if rest >= 1:
+        h ^= load8(address)
+        h = h * m & 0xFFFFFFFF
+    h ^= h >> 13
+    h = h * m & 0xFFFFFFFF
+    return h ^ (h >> 15)
+
+
+@njit(nogil=True, error_model="numpy")
+def route(block):
+    """Which partition each row goes to, and the rows grouped by partition, in their order; OK or BAD_OFFSET.
+
+    A given partition wins; else Kafka's hash of the key; rows with neither go to R_STICKY. R_STARTS has one entry more
+    than there are partitions: rows [starts[p], starts[p + 1]) of R_SELECTION are those of partition p. BAD_OFFSET: the
+    partition given for row R_BAD_ROW does not exist.
+    """
+    rows = _slot(block, R_ROWS)
+    key_offsets = _slot(block, R_KEY_OFFSETS)
+    key_data = _slot(block, R_KEY_DATA)
+    key_valid = _slot(block, R_KEY_VALID)
+    key_valid_at = _slot(block, R_KEY_VALID_AT)
+    given = _slot(block, R_PARTITIONS)
+    given_valid = _slot(block, R_PARTITION_VALID)
+    given_valid_at = _slot(block, R_PARTITION_VALID_AT)
+    count = _slot(block, R_PARTITION_COUNT)
+    sticky = _slot(block, R_STICKY)
+    ids = _slot(block, R_IDS)
+    starts = _slot(block, R_STARTS)
+    selection = _slot(block, R_SELECTION)
+    for p in range(count + 1):
+        store64_le(starts + p * 8, 0)
+    for row in range(rows):
+        partition = sticky
+        if given != 0 and _is_valid(given_valid, given_valid_at + row):
+            partition = load64_le(given + row * 8)
+            if partition < 0 or partition >= count:
+                _set_slot(block, R_BAD_ROW, row)
+                return BAD_OFFSET
+        elif _is_valid(key_valid, key_valid_at + row):
+            start = load64_le(key_offsets + row * 8)
+            size = load64_le(key_offsets + (row + 1) * 8) - start
+            partition = (murmur2(key_data + start, size) & 0x7FFFFFFF) % count
+        store64_le(ids + row * 8, partition)
+        store64_le(starts + (partition + 1) * 8, load64_le(starts + (partition + 1) * 8) + 1)
+    for p in range(count):
+        store64_le(starts + (p + 1) * 8, load64_le(starts + (p + 1) * 8) + load64_le(starts + p * 8))
+    # Filling moves each start to the next one's place; it is moved back afterwards, which saves a second array.
+    for row in range(rows):
+        partition = load64_le(ids + row * 8)
+        at = load64_le(starts + partition * 8)
+        store64_le(selection + at * 8, row)
+        store64_le(starts + partition * 8, at + 1)
+    for p in range(count, 0, -1):
+        store64_le(starts + p * 8, load64_le(starts + (p - 1) * 8))
+    store64_le(starts, 0)
+    return OK
+
+
 #: name -> number of int64 parameters; everything `native` compiles and loads
 KERNELS = {
     "crc32c": 2,
@@ -1170,4 +1282,6 @@ KERNELS = {
     "stamp_append_time": 4,
     "set_max_timestamp": 3,
     "place": 6,
+    "murmur2": 2,
+    "route": 1,
 }

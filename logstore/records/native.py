@@ -41,6 +41,8 @@ class Kernels:
     stamp_append_time: Callable[[int, int, int, int], int]
     set_max_timestamp: Callable[[int, int, int], int]
     place: Callable[[int, int, int, int, int, int], int]
+    murmur2: Callable[[int, int], int]
+    route: Callable[[int], int]
 
     def __init__(self, image: bytes) -> None:
         """Link `image` (as `compile_image` makes it) into this process."""

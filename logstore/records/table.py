@@ -38,6 +38,7 @@ ROW_BYTES = COLUMNS * 8
 HEADER_BYTES = 61  # of a v2 batch
 PREFIX_BYTES = 12  # offset and size, common to all formats
 LEGACY_OVERHEAD_MIN = 14  # of a v0 message, after the prefix
+LEGACY_V1_BYTES_MIN = 34  # a whole v1 message with null key and null value
 RECORD_BYTES_MIN = 7  # a v2 record with null key, null value, no headers
 
 CODEC_MASK = 0x07

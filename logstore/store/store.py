@@ -380,6 +380,7 @@ class LogStore:
             return directory
         self.clear_place(partition)
         with self.locks.partition(topic.id, partition.partition, what=f"make {partition}"):
+            self.check_exists(topic)
             if self._topic_id_at(directory) != topic.id:
                 state_path = self.layout.partition_state(topic.id, partition.partition)
                 self.fs.mkdir(self.layout.topic_state(topic.id))

@@ -206,6 +206,13 @@ class _IndexCheck:
         self._times = segment.time_index
         if segment.size_bytes and not fs.exists(self._offsets.path):
             found.append(Finding("a sealed segment has no offset index", file=self._offsets.path))
+        for index in (self._offsets, self._times):
+            # Only an active segment's index is longer than its entries; a broker would take zeros for entries.
+            tail = fs.stat(index.path).size_bytes - index.size_bytes if fs.exists(index.path) else 0
+            if tail:
+                found.append(
+                    Finding(f"a sealed index has {tail} bytes behind its entries", index.path, index.size_bytes)
+                )
         with _noting(found):
             self._offsets.sanity_check(segment.size_bytes)
         with _noting(found):

@@ -1,0 +1,254 @@
+"""Writing to a store's partition, retention, deletion of records, recovery."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import CorruptState, DamagedLog, LockHeld, OffsetOutOfRange, UnknownTopic
+from logstore.partition.checkpoint import read_offset_checkpoint
+from logstore.records.record import Record
+from logstore.store.maintenance import delete_records, recover, retain
+from logstore.store.registry import Topic
+from logstore.store.store import LogStore
+
+BASE_MS = 1_700_000_000_000
+WEEK_MS = 604_800_000
+ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
+
+
+def records(count: int, mark: str = "x") -> list[Record]:
+    return [Record(b"k", f"{mark}{number}".encode(), BASE_MS + number) for number in range(count)]
+
+
+class Crash(BaseException):
+    pass
+
+
+def append_and_die(store: LogStore, topic: Topic, given: list[Record]) -> None:
+    with store.writing(topic, 0, what="test") as log:
+        log.append(given)
+        log.flush()
+        raise Crash
+
+
+def values(found: list[Record]) -> list[bytes | None]:
+    return [record.value for record in found]
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_published_and_read_by_others(
+    store: LogStore, orders: Topic, root: Path, read_all: ReadAll
+) -> None:
+    ends = store.ends(orders)
+    assert ends.high_watermarks == ends.last_stable_offsets == ends.recovery_points == (300, 200)
+    with LogStore(root) as other:
+        found = read_all(other, "orders")
+    assert [len(found[number]) for number in (0, 1)] == [300, 200]
+    assert found[1][7].value == b"value-1-7"
+
+
+def test_a_new_topic_reads_as_empty(store: LogStore, read_all: ReadAll) -> None:
+    store.create_topic("new", partitions=2)
+    assert read_all(store, "new") == {0: [], 1: []}
+
+
+def test_an_error_while_writing_publishes_nothing(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    with pytest.raises(Crash):
+        append_and_die(store, orders, records(5))
+    assert store.ends(orders).high_watermarks == (300, 200)
+    assert len(read_all(store, "orders")[0]) == 300
+
+
+def test_what_was_never_published_is_cut_before_the_next_write(
+    store: LogStore, orders: Topic, read_all: ReadAll
+) -> None:
+    with pytest.raises(Crash):
+        append_and_die(store, orders, records(5, "lost"))
+    with store.writing(orders, 0, what="test") as log:
+        assert log.log_end_offset == 300
+        log.append(records(3, "kept"))
+    assert values(read_all(store, "orders")[0][300:]) == [b"kept0", b"kept1", b"kept2"]
+
+
+def test_a_clean_close_needs_no_scan(store: LogStore, orders: Topic) -> None:
+    with store.writing(orders, 0, what="test") as log:
+        assert log.recovery.clean
+        assert log.recovery.segments_scanned == 0
+
+
+def test_one_writer_at_a_time(store: LogStore, orders: Topic, root: Path) -> None:
+    with (
+        store.writing(orders, 0, what="the first"),
+        LogStore(root, lock_wait_ms=20) as other,
+        pytest.raises(LockHeld, match="for the first"),
+        other.writing(orders, 1, what="the second"),
+    ):
+        pytest.fail("two writers")
+
+
+def test_a_deleted_topic_takes_no_more_writes(store: LogStore, orders: Topic) -> None:
+    store.delete_topic("orders")
+    with pytest.raises(UnknownTopic), store.writing(orders, 0, what="test"):
+        pytest.fail("written to nothing")
+    store.create_topic("orders")
+    with pytest.raises(UnknownTopic, match="created again"), store.writing(orders, 0, what="test"):
+        pytest.fail("written to another topic")
+    assert store.ends(store.topic("orders")).high_watermarks == (0,)
+
+
+def test_records_without_ends_are_not_cut_off(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    os.unlink(store.layout.ends(orders.id))
+    with pytest.raises(CorruptState, match="recover"), store.writing(orders, 0, what="test"):
+        pytest.fail("would have cut 300 records")
+    recover(store, orders)
+    assert [len(found) for found in read_all(store, "orders").values()] == [300, 200]
+
+
+def test_checkpoint_files_are_a_projection(store: LogStore, orders: Topic, root: Path) -> None:
+    delete_records(store, orders, 1, before_offset=40)
+    store.project_checkpoints()
+
+    def entries(name: str) -> dict[str, int]:
+        found = read_offset_checkpoint(store.fs, str(root / "logs" / name))
+        return {str(partition): offset for partition, offset in found.items()}
+
+    assert entries("replication-offset-checkpoint") == {"orders-0": 300, "orders-1": 200}
+    assert entries("recovery-point-offset-checkpoint") == {"orders-0": 300, "orders-1": 200}
+    assert entries("log-start-offset-checkpoint") == {"orders-1": 40}
+    assert entries("cleaner-offset-checkpoint") == {"orders-1": 40}
+
+
+# --- retention -----------------------------------------------------------------------------------------------------
+
+
+def test_retention_by_time_tells_before_what_it_does(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    now_ms = BASE_MS + WEEK_MS + 151
+    planned = retain(store, orders, 0, now_ms=now_ms, dry_run=True)
+    assert [each.policy for each in planned.passes] == ["time"]
+    assert len(read_all(store, "orders")[0]) == 300
+    assert retain(store, orders, 0, now_ms=now_ms) == planned
+    left = read_all(store, "orders")[0]
+    assert left[0].offset == planned.log_start_offset
+    assert left[-1].offset == 299
+    assert 0 < left[0].offset <= 151
+    assert retain(store, orders, 0, now_ms=now_ms).passes == ()
+    assert len(read_all(store, "orders")[1]) == 200
+
+
+def test_retention_can_take_everything_and_the_offsets_go_on(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    planned = retain(store, orders, 0, now_ms=BASE_MS + 2 * WEEK_MS, dry_run=True)
+    assert retain(store, orders, 0, now_ms=BASE_MS + 2 * WEEK_MS) == planned
+    assert read_all(store, "orders")[0] == []
+    with store.writing(orders, 0, what="test") as log:
+        assert log.append(records(1)).first_offset == 300
+
+
+def test_retention_by_size(store: LogStore, orders: Topic) -> None:
+    store.alter_topic("orders", configs={"retention.ms": -1, "retention.bytes": 5000})
+    topic = store.topic("orders")
+    planned = retain(store, topic, 0, now_ms=BASE_MS, dry_run=True)
+    assert [each.policy for each in planned.passes] == ["size"]
+    assert retain(store, topic, 0, now_ms=BASE_MS) == planned
+    left = sum(segment.size_bytes for segment in store.partition_state(topic, 0).segments)
+    assert 5000 <= left < 10000
+
+
+def test_retention_waits_for_other_maintenance(store: LogStore, orders: Topic, root: Path) -> None:
+    with (
+        store.locks.maintenance(orders.id, 0, what="compaction"),
+        LogStore(root, lock_wait_ms=20) as other,
+        pytest.raises(LockHeld, match="for compaction"),
+    ):
+        retain(other, orders, 0, now_ms=BASE_MS)
+
+
+# --- delete-records ------------------------------------------------------------------------------------------------
+
+
+def test_deleted_records_are_hidden_at_once_and_for_good(
+    store: LogStore, orders: Topic, root: Path, read_all: ReadAll
+) -> None:
+    planned = delete_records(store, orders, 0, before_offset=123, dry_run=True)
+    assert (planned.log_start_offset_before, planned.log_start_offset) == (0, 123)
+    assert store.partition_state(orders, 0).log_start_offset == 0
+    assert delete_records(store, orders, 0, before_offset=123) == planned
+    assert read_all(store, "orders")[0][0].offset == 123
+    with LogStore(root) as other:
+        assert read_all(other, "orders")[0][0].offset == 123
+    assert delete_records(store, orders, 0, before_offset=5).log_start_offset == 123
+
+
+def test_all_records_can_be_deleted_but_not_more(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    with pytest.raises(OffsetOutOfRange, match="high watermark is 300"):
+        delete_records(store, orders, 0, before_offset=301)
+    delete_records(store, orders, 0, before_offset=None)
+    assert read_all(store, "orders")[0] == []
+
+
+# --- recovery ------------------------------------------------------------------------------------------------------
+
+
+def first_log(store: LogStore, topic: Topic, number: int, at: int = 0) -> str:
+    state = store.partition_state(topic, number)
+    name = f"{state.segments[at].base_offset:020d}.log"
+    return os.path.join(store.layout.partition(topic.partition(number)), name)
+
+
+def test_recovery_of_a_sound_topic_changes_no_record(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    before = read_all(store, "orders")
+    reports = recover(store, orders)
+    assert [report.found_damage for report in reports] == [False, False]
+    assert all(report.segments_scanned > 3 for report in reports)
+    assert read_all(store, "orders") == before
+    assert store.ends(orders).high_watermarks == (300, 200)
+
+
+def test_recovery_goes_on_behind_what_is_lost(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    before = read_all(store, "orders")
+    path = first_log(store, orders, 0, at=2)
+    with open(path, "r+b") as file:
+        file.seek(200)
+        file.write(b"\xff" * 20)
+    (report,) = recover(store, orders, [0])
+    assert report.found_damage
+    assert report.cuts[0]["file"] == path
+    assert report.lost_to == 300
+    assert report.lost_from is not None
+    left = read_all(store, "orders")
+    assert left[0] == before[0][: report.lost_from]
+    assert left[1] == before[1]
+    assert all(os.path.exists(each) for each in report.quarantined)
+    with store.writing(orders, 0, what="test") as log:
+        assert log.append(records(2)).first_offset == 300  # no offset is ever given twice
+    assert [record.offset for record in read_all(store, "orders")[0][-2:]] == [300, 301]
+    assert [each.found_damage for each in recover(store, orders)] == [False, False]
+
+
+def test_a_log_that_lost_its_end_is_refused_until_recovered(store: LogStore, orders: Topic) -> None:
+    path = first_log(store, orders, 0, at=-1)
+    os.truncate(path, 10)
+    with pytest.raises(DamagedLog, match="recover"), store.writing(orders, 0, what="test"):
+        pytest.fail("appended over lost records")
+    (report,) = recover(store, orders, [0])
+    assert report.lost_from is not None
+    with store.writing(orders, 0, what="test") as log:
+        assert log.append(records(1)).first_offset == 300
+
+
+def test_recovery_makes_damaged_state_anew(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    before = read_all(store, "orders")
+    for path in (store.layout.partition_state(orders.id, 0), store.layout.ends(orders.id)):
+        with open(path, "r+b") as file:
+            file.write(b"garbage")
+    with pytest.raises(CorruptState):
+        store.ends(orders)
+    reports = recover(store, orders, [0])
+    assert len(reports) == 2, "without the ends all partitions are looked at"
+    assert any("ends were made anew" in note for note in reports[0].notes)
+    assert read_all(store, "orders") == before
