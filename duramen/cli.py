@@ -81,8 +81,10 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except BrokenPipeError:
-        _drop_stdout()  # whoever read our output has had enough; that is no failure
-        return DONE
+        return _reader_left()
+    except SystemExit as error:
+        # The command library turns a broken pipe into an exit of its own.
+        return _reader_left() if isinstance(error.__context__, BrokenPipeError) else FAILED
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted", kind="Interrupted")
         return INTERRUPTED
@@ -164,9 +166,11 @@ def _say(what: str, *, kind: str, where: dict[str, object] | None = None, hint: 
         sys.stderr.flush()
 
 
-def _drop_stdout() -> None:
+def _reader_left() -> int:
+    """Whoever read our output has had enough; that is no failure."""
     # Python flushes stdout once more at exit; let that go nowhere instead of failing.
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ else 1)
         os.close(nowhere)
+    return DONE

@@ -265,3 +265,37 @@ class InvalidPartition(InvalidRecord):
     """A record sent to a partition its topic does not have."""
 
     kafka_code = 3
+
+
+# --- the ledger --------------------------------------------------------------------------------------------------
+
+
+class InvalidCommit(DuramenError):
+    """A commit, run or statistics row whose texts or numbers cannot be right; nothing was written."""
+
+
+class CommitConflict(DuramenError):
+    """The ledger no longer shows what the caller saw: another commit touched the app or a topic; look again."""
+
+
+class CommitUnknown(DuramenError):
+    """The commit may or may not have happened; look for its plan id before doing anything else."""
+
+
+class LedgerError(DuramenError):
+    """The ledger's files are damaged, foreign, or disagree with what is known."""
+
+
+# --- committing --------------------------------------------------------------------------------------------------
+
+
+class TopicChanged(DuramenError):
+    """A topic was altered or re-created while a batch for it was encoded; encode it again."""
+
+
+class ReplayMismatch(DuramenError):
+    """An app's batch id went backwards, or another query writes under its name."""
+
+
+class DiskFull(DuramenError):
+    """There is not enough room for what is about to be written; nothing was changed."""

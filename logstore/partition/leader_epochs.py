@@ -125,12 +125,20 @@ class LeaderEpochs:
     def clear(self, *, store: bool = True) -> bool:
         return self._change((), store)
 
+    def restore(self, entries: Sequence[EpochEntry]) -> bool:
+        """Go back to what `entries` was before an append that failed; True when that changed anything."""
+        return self._change(tuple(entries), store=True)
+
     def _change(self, entries: tuple[EpochEntry, ...], store: bool) -> bool:
         if entries == self._entries:
             return False
-        self._entries = entries
+        before, self._entries = self._entries, entries
         if store:
-            self.store()
+            try:
+                self.store()
+            except OSError:
+                self._entries = before  # or the file would never be written: the next change is none
+                raise
         return True
 
     def store(self) -> None:

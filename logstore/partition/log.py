@@ -18,17 +18,33 @@ import numpy as np
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import LogConfig
-from logstore.errors import AppendTooLarge, CorruptState, DamagedLog, InvalidRecord, OffsetOutOfRange, OffsetsOutOfOrder
+from logstore.errors import (
+    AppendTooLarge,
+    CorruptState,
+    DamagedLog,
+    DuramenError,
+    InvalidRecord,
+    OffsetOutOfRange,
+    OffsetOverflow,
+    OffsetsOutOfOrder,
+)
 from logstore.files import OS_FILES, FileSystem
-from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
+from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.flusher import Flusher
-from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin, ProducerBatch
+from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin
 from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.reading import Fetched, Isolation, LogView, fetch, offset_for_timestamp, read_chunks
 from logstore.partition.recovery import Loader, RecoveryReport
 from logstore.partition.retention import LogFacts, RetentionPolicy, SegmentFacts, deletable_prefix, policies_of
-from logstore.partition.roll import RollReason, draw_jitter_ms, max_segment_ms
+from logstore.partition.roll import (
+    ActiveSegment,
+    NextAppend,
+    RollReason,
+    draw_jitter_ms,
+    max_segment_ms,
+    roll_reason,
+)
 from logstore.partition.state import PartitionState, SegmentEntry, read_state, write_state
 from logstore.partition.validation import (
     check_columns,
@@ -46,17 +62,14 @@ from logstore.records.encoder import BATCH_BYTES, BatchOptions, EncodedBatches, 
 from logstore.records.native import address_of, kernels
 from logstore.records.record import Record
 from logstore.records.table import (
-    ATTRIBUTES,
     BASE_OFFSET,
-    BASE_SEQUENCE,
     COUNT,
     LAST_OFFSET,
     LEADER_EPOCH,
+    MAGIC,
     MAX_TIMESTAMP,
-    PRODUCER_EPOCH,
     PRODUCER_ID,
     SIZE,
-    TRANSACTIONAL_BIT,
     BatchTable,
 )
 from logstore.segment.segment import LogSegment, RollLimits
@@ -123,6 +136,8 @@ class PartitionLog:
         self._lock = threading.RLock()
         self._broken: str | None = None
         self._placing = False  # an append has begun to write
+        self._unsaved = False  # the state file lacks a segment
+        self._new_names = False  # a file was made beside a segment that is on disk already
         self._closed = False
         loaded = loader.load()
         self.recovery: RecoveryReport = loaded.report
@@ -138,7 +153,7 @@ class PartitionLog:
         self._unflushed_since_ms: int | None = None  # monotonic time of the oldest append not yet on disk
         self._active.jitter_ms = draw_jitter_ms(config, randomness)
         if long_lived:
-            self._active.activate()
+            self._active.activate(preallocate_bytes=config.segment_bytes if config.preallocate else 0)
         self._save_state()
         self._flusher: Flusher | None = None
         if background_flush and config.flush_ms < INT64_MAX:
@@ -227,7 +242,9 @@ class PartitionLog:
     def last_stable_offset(self) -> int:
         """Where a read_committed reader must stop: no transaction below is open, or ended above the high watermark."""
         unstable = self._producers.first_unstable_offset()
-        return self._high_watermark if unstable is None else min(unstable, self._high_watermark)
+        if unstable is None:
+            return self._high_watermark
+        return min(max(unstable, self._log_start), self._high_watermark)  # it may have begun below the log start
 
     @property
     def recovery_point(self) -> int:
@@ -308,8 +325,11 @@ class PartitionLog:
             parts: Iterable[EncodedBatches] = [given]
             if origin is AppendOrigin.CLIENT:
                 parts = list(client_batches(given, self.config, now_ms, self._limits, self.partition))
-            elif self.config.message_timestamp_type == "LogAppendTime":
-                kernels().stamp_append_time(address_of(given.data), address_of(given.table), len(given.table), now_ms)
+            else:
+                if self.config.message_timestamp_type == "LogAppendTime":
+                    data, table = given.data, given.table
+                    kernels().stamp_append_time(address_of(data), address_of(table), len(table), now_ms)
+                parts = [EncodedBatches(given.data, given.table[row : row + 1]) for row in range(len(given.table))]
             return self._append_prepared(parts, origin, leader_epoch, now_ms, transaction_version)
 
     def append_marker(
@@ -385,6 +405,7 @@ class PartitionLog:
         self._check_writable()
         first_offset = self._log_end if leader_epoch is not None else -1
         records = written = rolls = 0
+        duplicate: AppendInfo | None = None
         for batches in parts:
             table = batches.table
             if not len(table):
@@ -392,101 +413,151 @@ class PartitionLog:
             if first_offset < 0:
                 base = int(table[0, BASE_OFFSET])
                 first_offset = base if base >= 0 else int(table[0, LAST_OFFSET])
-            with_producers = bool((table[:, PRODUCER_ID] >= 0).any())
-            if with_producers and leader_epoch is not None and origin is AppendOrigin.CLIENT:
-                duplicate = self._check_producers(table, transaction_version)
-                if duplicate is not None:
-                    return duplicate
             self._note_epochs(table, leader_epoch)
-            first = 0
-            fresh = False
-            while first < len(table):
-                segment = self._active
-                self._placing = True
-                placed, reason = segment.place(
-                    batches.data,
-                    table,
-                    first,
-                    next_offset=self._log_end,
-                    leader_epoch=leader_epoch if leader_epoch is not None else -1,
-                    now_ms=now_ms,
-                    assign=leader_epoch is not None,
-                    roll_limits=RollLimits(self.config.segment_bytes, max_segment_ms(self.config) - segment.jitter_ms),
-                    fresh=fresh,
-                )
-                fresh = False
-                if placed:
-                    done = table[first : first + placed]
-                    self._log_end = int(done[-1, LAST_OFFSET]) + 1
-                    if with_producers:
-                        self._apply_producers(segment, EncodedBatches(batches.data, done), origin, transaction_version)
-                    self._producers.update_map_end_offset(self._log_end)
-                    written += int(done[:, SIZE].sum())
-                    records += int(np.maximum(done[:, COUNT], 0).sum())
-                    first += placed
-                if reason == ROLL_APPEND_TOO_LARGE:
-                    raise AppendTooLarge(
-                        f"a batch of {int(table[first, SIZE])} bytes; segment.bytes is {self.config.segment_bytes}",
-                        partition=self.partition,
-                        offset=self._log_end,
-                    )
-                if reason != OK:
-                    base = int(table[first, BASE_OFFSET])
-                    if leader_epoch is not None:
-                        base = self._log_end
-                    elif base < 0:  # a legacy set: where it begins is known only after opening it
-                        base = int(table[first, LAST_OFFSET]) - 0x7FFFFFFF
-                    self._roll(max(base, self._log_end), RollReason(reason))
-                    rolls += 1
-                    fresh = True
+            if leader_epoch is None or bool((table[:, PRODUCER_ID] >= 0).any()):
+                done = self._append_as_one(batches, origin, leader_epoch, now_ms, transaction_version)
+                rolls += done.rolls
+                if done.duplicate:
+                    duplicate = done
+                    continue
+                written += done.bytes
+                records += done.records
+            else:
+                rolls += self._append_one_by_one(batches, leader_epoch, now_ms, placing=written > 0)
+                written += int(table[:, SIZE].sum())
+                records += int(np.maximum(table[:, COUNT], 0).sum())
             if self._unflushed_since_ms is None:
                 self._unflushed_since_ms = self._clock.monotonic_ms()
             self._flush_by_count()
         self.flush_if_due()
-        if rolls:
+        if self._unsaved:
             self._save_state()
+        if duplicate is not None and not written:
+            return replace(duplicate, rolls=rolls)
         if not self._manual:
             self._set_high_watermark(self._log_end)
         append_time_ms = now_ms if self.config.message_timestamp_type == "LogAppendTime" else -1
         last_offset = self._log_end - 1
         return AppendInfo(max(first_offset, 0), last_offset, records, written, rolls, False, append_time_ms)
 
-    def _check_producers(self, table: BatchTable, transaction_version: int) -> AppendInfo | None:
-        """Epochs and sequences, before anything is written; the answer for a repeat that was recognised."""
-        next_offset = self._log_end
-        entries = []
-        for row in table.tolist():
-            span = row[LAST_OFFSET] - row[BASE_OFFSET]
-            if row[PRODUCER_ID] >= 0:
-                sequence = row[BASE_SEQUENCE]
-                last_sequence = -1 if sequence < 0 else (sequence + span) & 0x7FFFFFFF
-                entries.append(
-                    ProducerBatch(
-                        row[PRODUCER_ID],
-                        row[PRODUCER_EPOCH],
-                        sequence,
-                        last_sequence,
-                        next_offset,
-                        next_offset + span,
-                        row[MAX_TIMESTAMP],
-                        bool(row[ATTRIBUTES] & TRANSACTIONAL_BIT),
-                    )
-                )
-            next_offset += span + 1
-        prepared = self._producers.prepare(entries, AppendOrigin.CLIENT, transaction_version=transaction_version)
-        if prepared.duplicate is None:
-            return None
-        again = prepared.duplicate
-        return AppendInfo(again.first_offset, again.last_offset, 0, 0, duplicate=True)
+    def _append_one_by_one(self, batches: EncodedBatches, leader_epoch: int, now_ms: int, *, placing: bool) -> int:
+        """Batches without a producer, each an append of its own; returns how many times the log rolled."""
+        table = batches.table
+        first = rolls = 0
+        fresh = False
+        while first < len(table):
+            segment = self._active
+            self._placing = True
+            placed, reason = segment.place(
+                batches.data,
+                table,
+                first,
+                next_offset=self._log_end,
+                leader_epoch=leader_epoch,
+                now_ms=now_ms,
+                roll_limits=RollLimits(self.config.segment_bytes, max_segment_ms(self.config) - segment.jitter_ms),
+                fresh=fresh,
+            )
+            fresh = False
+            first += placed
+            self._placing = placing = placing or first > 0
+            if placed:
+                self._log_end = int(table[first - 1, LAST_OFFSET]) + 1
+                self._producers.update_map_end_offset(self._log_end)
+            if reason == ROLL_APPEND_TOO_LARGE:
+                raise self._too_large(int(table[first, SIZE]))
+            if reason != OK:
+                self._roll(self._log_end, RollReason(reason))
+                rolls += 1
+                fresh = True
+        return rolls
 
-    def _apply_producers(
-        self, segment: LogSegment, batches: EncodedBatches, origin: AppendOrigin, transaction_version: int
-    ) -> None:
-        for entry in producer_entries(batches.data, batches.table, self._limits):
-            prepared = self._producers.prepare([entry], origin, transaction_version=transaction_version)
-            if prepared.duplicate is None:
-                for aborted in self._producers.apply(prepared):
-                    segment.txn_index.append(aborted)
+    def _append_as_one(
+        self,
+        batches: EncodedBatches,
+        origin: AppendOrigin,
+        leader_epoch: int | None,
+        now_ms: int,
+        transaction_version: int,
+    ) -> AppendInfo:
+        """Batches of a producer, a coordinator or another replica: in one segment, all or none.
+
+        As in Kafka the roll comes before the producers are asked, so even a batch that is then refused can cause one.
+        """
+        data, table = batches.data, batches.table
+        size = int(table[:, SIZE].sum())
+        if size > self.config.segment_bytes:
+            raise self._too_large(size)
+        assigned = table if leader_epoch is None else _with_offsets(table, self._log_end)
+        last_offset = int(assigned[-1, LAST_OFFSET])
+        reason = roll_reason(
+            self.config,
+            self._active_facts(),
+            NextAppend(size, last_offset, int(table[:, MAX_TIMESTAMP].max())),
+            now_ms,
+        )
+        if reason is not None:
+            base = int(assigned[0, BASE_OFFSET])
+            if base < 0:  # a legacy set: where it begins is known only after opening it
+                base = last_offset - RELATIVE_OFFSET_MAX
+            self._roll(max(base, self._log_end), reason)
+        try:
+            entries = producer_entries(data, assigned.copy(), self._limits)
+            prepared = self._producers.prepare(entries, origin, transaction_version=transaction_version)
+        except DuramenError:
+            if self._unsaved:
+                self._save_state()
+            raise
+        rolls = int(reason is not None)
+        if prepared.duplicate is not None:
+            again = prepared.duplicate
+            return AppendInfo(again.first_offset, again.last_offset, 0, 0, rolls, duplicate=True)
+        segment = self._active
+        self._placing = True
+        placed, _ = segment.place(
+            data,
+            table,
+            0,
+            next_offset=self._log_end,
+            leader_epoch=-1 if leader_epoch is None else leader_epoch,
+            now_ms=now_ms,
+            assign=leader_epoch is not None,
+            indexes_may_fill=True,
+        )
+        if placed < len(table):
+            raise OffsetOverflow(
+                f"an append from {int(assigned[0, BASE_OFFSET])} to {last_offset} does not fit one segment",
+                partition=self.partition,
+                offset=last_offset,
+            )
+        self._log_end = last_offset + 1
+        for aborted in self._producers.apply(prepared):
+            segment.txn_index.append(aborted)
+            self._new_names = True
+        self._producers.update_map_end_offset(self._log_end)
+        count = int(np.maximum(table[:, COUNT], 0).sum())
+        return AppendInfo(int(assigned[0, BASE_OFFSET]), last_offset, count, size, rolls)
+
+    def _active_facts(self) -> ActiveSegment:
+        segment = self._active
+        return ActiveSegment(
+            base_offset=segment.base_offset,
+            size_bytes=segment.size_bytes,
+            first_timestamp_ms=segment.first_timestamp_ms,
+            created_ms=segment.created_ms,
+            jitter_ms=segment.jitter_ms,
+            index_entries=segment.offset_index.entries,
+            index_entries_max=segment.offset_index.max_entries,
+            time_index_entries=segment.time_index.entries,
+            time_index_entries_max=segment.time_index.max_entries,
+        )
+
+    def _too_large(self, size_bytes: int) -> AppendTooLarge:
+        return AppendTooLarge(
+            f"an append of {size_bytes} bytes; segment.bytes is {self.config.segment_bytes}",
+            partition=self.partition,
+            offset=self._log_end,
+        )
 
     def _note_epochs(self, table: BatchTable, leader_epoch: int | None) -> None:
         if leader_epoch is not None:
@@ -494,7 +565,9 @@ class PartitionLog:
                 self._epochs.assign(leader_epoch, self._log_end)
             return
         for row in table.tolist():
-            if row[LEADER_EPOCH] >= 0 and row[BASE_OFFSET] >= 0:
+            if row[MAGIC] < 2:  # without epochs in the log, what is known of them would mislead
+                self._epochs.clear()
+            elif row[LEADER_EPOCH] >= 0:
                 self._epochs.assign(row[LEADER_EPOCH], row[BASE_OFFSET])
 
     # --- rolling ----------------------------------------------------------------------------------------------------
@@ -515,17 +588,31 @@ class PartitionLog:
         if old.base_offset == base_offset:
             # Only an index without any room rolls an empty segment; it is made anew.
             assert old.size_bytes == 0, f"roll to {base_offset} ({reason}) of a segment that begins there"
-            old.close(clean=False)
-            self._segments.pop()
-            for path in mark_deleted(self._fs, self.directory, base_offset):
-                self._fs.unlink(path)
         else:
             old.seal()
-        self._segments.append(self._new_segment(base_offset))
-        self._producers.update_map_end_offset(base_offset)
-        # Written before the data it describes is synced; a power cut leaves it unreadable at worst, and the log is
-        # replayed.
-        self._producers.take_snapshot(sync=False)
+            self._producers.update_map_end_offset(base_offset)
+            # Written before the data it describes is synced; a power cut leaves it unreadable at worst, and the log is
+            # replayed.
+            self._producers.take_snapshot(sync=False)
+        try:
+            new = self._new_segment(base_offset)
+        except OSError as error:
+            # Half a segment must not stay: the next to open the log would take its end from it.
+            try:
+                self._remove_stale(base_offset)
+                self._producers.update_map_end_offset(self._log_end)
+                if base_offset > self._log_end:
+                    self._producers.delete_snapshot(base_offset)
+                if old.base_offset == base_offset:
+                    self._segments[-1] = self._new_segment(base_offset)
+            except OSError as second:
+                self._broken = f"{error}; then {second}"
+            raise
+        if old.base_offset == base_offset:
+            self._segments[-1] = new
+        else:
+            self._segments.append(new)
+            self._unsaved = True
 
     def _new_segment(self, base_offset: int) -> LogSegment:
         self._remove_stale(base_offset)
@@ -550,13 +637,25 @@ class PartitionLog:
     # --- flushing ---------------------------------------------------------------------------------------------------
 
     def flush(self, up_to: int | None = None) -> None:
-        """Fsync everything below `up_to` (default: the log end); then the recovery point moves there."""
+        """Fsync everything below `up_to` (default: the log end); then the recovery point moves there.
+
+        Raises OSError; the log then refuses further writes, because what the system failed to write it may have
+        forgotten, and the next fsync would not say so.
+        """
         with self._lock:
+            self._check_writable()
             self._flush(self._log_end if up_to is None else min(up_to, self._log_end))
 
     def _flush(self, up_to: int) -> None:
+        try:
+            self._sync(up_to)
+        except OSError as error:
+            self._broken = self._broken or f"flush: {error}"
+            raise
+
+    def _sync(self, up_to: int) -> None:
         if up_to > self._recovery_point:
-            new_names = False
+            new_names = self._new_names
             for at, segment in enumerate(self._segments):
                 end = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else INT64_MAX
                 if end > self._recovery_point and segment.base_offset < up_to:
@@ -565,6 +664,7 @@ class PartitionLog:
             if new_names:
                 self._sync_snapshots()
                 self._fs.fsync_dir(self.directory)
+                self._new_names = False
             self._recovery_point = up_to
         if self._recovery_point >= self._log_end:
             self._unflushed_since_ms = None
@@ -585,7 +685,7 @@ class PartitionLog:
     def flush_if_due(self, *, within_ms: int = 0) -> bool:
         """Flush when the oldest unflushed record is, or `within_ms` from now would be, older than flush.ms."""
         with self._lock:
-            if self._closed or self._unflushed_since_ms is None:
+            if self._closed or self._broken is not None or self._unflushed_since_ms is None:
                 return False
             if self._clock.monotonic_ms() + within_ms - self._unflushed_since_ms < self.config.flush_ms:
                 return False
@@ -646,10 +746,16 @@ class PartitionLog:
             return True
 
     def _truncate(self, offset: int) -> None:
+        gone = []
         while len(self._segments) > 1 and self._active.base_offset > offset:
-            segment = self._segments.pop()
+            gone.append(self._segments.pop())
+        if gone:
+            self._save_state()  # readers stop asking for files before these lose their names
+        for segment in gone:
             mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
         self._active.truncate_to(offset)
+        if not self._active.size_bytes:
+            self._active.created_ms = self._clock.now_ms()
         if self._long_lived:
             self._active.activate()
         self._after_truncation(offset)
@@ -660,8 +766,8 @@ class PartitionLog:
         self._log_start = min(self._log_start, offset)
         self._epochs.truncate_from_end(offset)
         self._reload_producers(offset)
-        if self._high_watermark > offset:
-            self._set_high_watermark(offset)
+        # also when it stays: the producers come anew from the log and do not know which markers it has passed
+        self._set_high_watermark(min(self._high_watermark, offset))
         self._save_state()
 
     def _start_anew(self, offset: int) -> None:
@@ -671,6 +777,7 @@ class PartitionLog:
         self._segments = [self._new_segment(offset)]
         self._epochs.clear()
         self._producers.truncate_fully_and_start_at(offset)
+        self._producers.on_log_start_offset_incremented(offset)
         self._log_start = self._log_end = self._recovery_point = offset
         self._set_high_watermark(offset)
         self._save_state()
@@ -692,6 +799,7 @@ class PartitionLog:
                 if entry is not None and start <= header.last_offset < end_offset:
                     self._producers.apply(self._producers.prepare([entry], AppendOrigin.RECOVERY))
         self._producers.update_map_end_offset(end_offset)
+        self._producers.take_snapshot()
 
     # --- retention --------------------------------------------------------------------------------------------------
 
@@ -787,9 +895,12 @@ class PartitionLog:
         segments = tuple(SegmentEntry(s.base_offset, s.size_bytes, s.largest.timestamp_ms) for s in self._segments)
         self._state = self._state.with_segments(segments, log_start_offset=self._log_start)
         first_dirty = min(max(self._state.first_dirty_offset, self._log_start), self._log_end)
-        self._state = replace(self._state, first_dirty_offset=first_dirty)
+        self._state = replace(
+            self._state, first_dirty_offset=first_dirty, producers=bool(self._producers.producers)
+        )
         self._fs.mkdir(os.path.dirname(self._state_path))
         write_state(self._fs, self._state_path, self._state)
+        self._unsaved = False
 
     def _check_writable(self) -> None:
         if self._closed:
@@ -806,12 +917,16 @@ class PartitionLog:
 
     def close(self, *, clean: bool = True) -> None:
         """Seal and close; a clean close flushes everything and leaves a producer snapshot at the log end."""
-        if self._flusher is not None:
-            self._flusher.stop()
-        with self._lock:
-            if self._closed:
-                return
-            clean = clean and self._broken is None
+        try:
+            if self._flusher is not None:
+                self._flusher.stop()
+        finally:
+            with self._lock:
+                if not self._closed:
+                    self._close(clean and self._broken is None)
+
+    def _close(self, clean: bool) -> None:
+        try:
             if clean:
                 self._active.seal()
                 self._producers.update_map_end_offset(self._log_end)
@@ -820,6 +935,7 @@ class PartitionLog:
                 self._flush(self._log_end)
                 self._save_state()
                 self._fs.fsync_dir(self.directory)
+        finally:
             self._closed = True
             for segment in self._segments:
                 segment.close(clean=False)
@@ -829,6 +945,15 @@ class PartitionLog:
 
     def __exit__(self, *failure: object) -> None:
         self.close()
+
+
+def _with_offsets(table: BatchTable, next_offset: int) -> BatchTable:
+    """The rows as they will be once offsets are assigned from `next_offset` on."""
+    assigned = table.copy()
+    spans = table[:, LAST_OFFSET] - table[:, BASE_OFFSET]
+    assigned[:, LAST_OFFSET] = next_offset + np.cumsum(spans + 1) - 1
+    assigned[:, BASE_OFFSET] = assigned[:, LAST_OFFSET] - spans
+    return assigned
 
 
 def _ends(facts: LogFacts) -> tuple[int, int]:
@@ -841,9 +966,11 @@ class _Rollback:
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self._end = log.log_end_offset
+        self._epochs = log._epochs.entries
 
     def __enter__(self) -> None:
         self._log._placing = False
+        self._log._producers.begin()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         log = self._log
@@ -851,7 +978,11 @@ class _Rollback:
             return
         try:
             if log._placing:
+                log._producers.take_back()
                 log._truncate(self._end)
                 log._active.trim_log()
-        except Exception as second:
+            log._epochs.restore(self._epochs)
+        except BaseException as second:
             log._broken = f"{error}; then {second}"
+            if not isinstance(second, Exception):
+                raise

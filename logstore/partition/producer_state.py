@@ -283,6 +283,16 @@ class PreparedAppend:
     duplicate: BatchMetadata | None = None
 
 
+@dataclass(slots=True)
+class _Before:
+    """What an append under way has to restore; `states` only of the producers it touched."""
+
+    states: dict[int, ProducerState | None]
+    ongoing: list[tuple[int, int]]
+    unreplicated: list[tuple[int, int]]
+    map_end_offset: int
+
+
 # --- the partition's producers -----------------------------------------------------------------------------------
 
 
@@ -310,6 +320,7 @@ class ProducerStateManager:
         self._snapshots: list[int] = self._listed_snapshots()
         self._map_end_offset = 0
         self._snapshot_offset = 0
+        self._before = _Before({}, [], [], 0)
 
     # ----- looking
 
@@ -435,6 +446,8 @@ class ProducerStateManager:
         """
         if prepared.duplicate is not None:
             raise ValueError("a duplicate is never written, so there is nothing to apply")
+        for producer_id in prepared.states:
+            self._before.states.setdefault(producer_id, self._producers.get(producer_id))
         self._producers.update(prepared.states)
         for begun in prepared.started:
             insort(self._ongoing, begun)
@@ -448,6 +461,21 @@ class ProducerStateManager:
                 )
             self._complete(done)
         return aborted
+
+    def begin(self) -> None:
+        """Remember the state as it is: an append that fails after `apply` can be taken back to here."""
+        self._before = _Before({}, list(self._ongoing), list(self._unreplicated), self._map_end_offset)
+
+    def take_back(self) -> None:
+        """Forget what was applied since `begin`. A reload from snapshots would know less: they hold one batch each."""
+        for producer_id, state in self._before.states.items():
+            if state is None:
+                self._producers.pop(producer_id, None)
+            else:
+                self._producers[producer_id] = state
+        self._ongoing = list(self._before.ongoing)
+        self._unreplicated = list(self._before.unreplicated)
+        self._map_end_offset = self._before.map_end_offset
 
     def last_stable_offset(self, completed: CompletedTransaction) -> int:
         """Where the oldest open transaction of another producer began, else just behind the marker."""

@@ -35,7 +35,8 @@ from logstore.records.table import (
     TRANSACTIONAL_BIT,
     BatchTable,
 )
-from logstore.segment.segment import Chunk, LogSegment
+from logstore.segment.batches import Chunk
+from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimestampOffset
 from logstore.segment.txn_index import AbortedTransaction
 from logstore.topic import TopicPartition
@@ -294,12 +295,20 @@ def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> Ti
         return _visible(view, _largest_timestamp(view, limits))
     if timestamp_ms < 0:
         return None
-    for base in view.bases:
+    for number, base in enumerate(view.bases):
         segment = view.open_segment(base)
-        if segment.largest_timestamp_ms >= timestamp_ms:
-            position = segment.find_timestamp_position(timestamp_ms, view.log_start_offset)
+        largest_ms = _largest(view, number, segment).timestamp_ms
+        if (largest_ms if largest_ms >= 0 else segment.largest_timestamp_ms) >= timestamp_ms:
+            first = segment.find_timestamp(timestamp_ms, view.log_start_offset)
+            position = segment.size_bytes if first is None else first.position
             return _visible(view, _first_at_or_after(view, segment, position, timestamp_ms, limits))
     return None
+
+
+def _largest(view: LogView, number: int, segment: LogSegment) -> TimestampOffset:
+    """The segment's largest timestamp; where another process writes, the last segment's index may not have it yet."""
+    live = not segment.writable and number + 1 == len(view.bases)
+    return segment.scan_largest(view.end_offset) if live else segment.largest
 
 
 def _visible(view: LogView, found: TimestampOffset | None) -> TimestampOffset | None:
@@ -310,31 +319,36 @@ def _first_at_or_after(
     view: LogView, segment: LogSegment, position: int, timestamp_ms: int, limits: Limits
 ) -> TimestampOffset | None:
     for header in segment.headers(position):
-        if header.last_offset < view.log_start_offset or header.max_timestamp_ms < timestamp_ms or header.control:
+        if header.last_offset < view.log_start_offset or header.max_timestamp_ms < timestamp_ms:
+            if header.next_offset >= view.end_offset:  # nothing behind the end is judged: a writer may be at work there
+                return None
             continue
         for offset, timestamp in _timestamps(segment, header, limits):
             if timestamp >= timestamp_ms and offset >= view.log_start_offset:
                 return TimestampOffset(timestamp, offset)
-        if header.last_offset >= view.end_offset:
+        if header.next_offset >= view.end_offset:
             return None
     return None
 
 
 def _largest_timestamp(view: LogView, limits: Limits) -> TimestampOffset | None:
     best: LogSegment | None = None
-    for base in view.bases:
+    largest = TimestampOffset(NO_TIMESTAMP, -1)
+    for number, base in enumerate(view.bases):
         segment = view.open_segment(base)
-        if segment.size_bytes and (best is None or segment.largest.timestamp_ms > best.largest.timestamp_ms):
-            best = segment
-    if best is None or best.largest.timestamp_ms < 0:
+        found = _largest(view, number, segment)
+        if segment.size_bytes and found.timestamp_ms > largest.timestamp_ms:
+            best, largest = segment, found
+    first = None if best is None else best.find_batch(largest.offset)
+    if best is None or first is None:
         return None
-    largest_ms = best.largest.timestamp_ms
-    position = best.offset_index.lookup(best.largest.offset).position
-    for header in best.headers(position):
-        if header.max_timestamp_ms == largest_ms:
+    for header in best.headers(first.position):
+        if header.max_timestamp_ms == largest.timestamp_ms:
             for offset, timestamp in _timestamps(best, header, limits):
-                if timestamp == largest_ms:
+                if timestamp == largest.timestamp_ms:
                     return TimestampOffset(timestamp, offset)
+            return None
+        if header.next_offset >= view.end_offset:
             return None
     return None
 

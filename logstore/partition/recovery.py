@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from crc32c import crc32c
 
 from logstore.clock import Clock
 from logstore.config import LogConfig
@@ -25,12 +26,24 @@ from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
 from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.swap import replace_segments
+from logstore.records.header import read_header
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSITION, SIZE, BatchTable
-from logstore.segment.names import SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name, parse_file_name
-from logstore.segment.segment import Chunk, LogSegment
+from logstore.segment.batches import Chunk
+from logstore.segment.names import (
+    LEADER_EPOCH_CHECKPOINT,
+    SEGMENT_KINDS,
+    FileKind,
+    NumberedFile,
+    Transient,
+    file_name,
+    parse_file_name,
+)
+from logstore.segment.segment import LogSegment
 from logstore.topic import TopicPartition
 
 QUARANTINE = "quarantine"
+_BLOCK_BYTES = 1 << 20
+_CRC_FROM = 21  # of a v2 batch: everything behind the checksum itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,7 @@ class Loader:
         self._fs.mkdir(self._directory)
         self._finish_replacements()
         self._repair_overflow(self._open_segments)
-        epochs = self._load_epochs()
+        epochs, epochs_lost = self._load_epochs()
         producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
         if not self._clean:
             self._repair_overflow(lambda: self._recover(epochs, producers))
@@ -126,10 +139,13 @@ class Loader:
             end = self._log_start
         if not self._segments:
             self._segments.append(self._segment(self._log_start))
+        if epochs_lost:
+            self._find_epochs(epochs)
         epochs.truncate_from_end(end)
         epochs.truncate_from_start(self._log_start)
         producers.remove_stray_snapshots([segment.base_offset for segment in self._segments])
         self._rebuild_producers(producers, end)
+        producers.take_snapshot()
         recovery_point = end if self._clean else min(self._recovery_point, end)
         return Loaded(self._segments, self._log_start, end, recovery_point, epochs, producers, self.report)
 
@@ -210,9 +226,12 @@ class Loader:
         for base in sorted(logs):
             segment = self._segment(base)
             self._segments.append(segment)
+        unflushed = 0 if self._clean else self._first_unflushed()
         for at, segment in enumerate(self._segments):
             # After a clean stop only the active segment's index is looked through: the others have not been written
-            # since.
+            # since. After an unclean one those that recovery will not make anew.
+            if not self._clean and at >= unflushed:
+                continue
             suspicious = not self._clean or at == len(self._segments) - 1
             if segment.base_offset not in indexed:
                 self._rebuild_indexes(segment, "it has no offset index")
@@ -252,39 +271,46 @@ class Loader:
 
     # --- leader epochs ----------------------------------------------------------------------------------------------
 
-    def _load_epochs(self) -> LeaderEpochs:
+    def _load_epochs(self) -> tuple[LeaderEpochs, bool]:
+        """The epochs, and whether they were lost and must be found in the log again."""
         try:
-            return LeaderEpochs.load(self._fs, self._directory, limits=self._limits)
+            return LeaderEpochs.load(self._fs, self._directory, limits=self._limits), False
         except CorruptCheckpoint as error:
-            self.report.notes.append(f"leader epochs begun anew: {error}")
-            epochs = LeaderEpochs(self._fs, os.path.join(self._directory, "leader-epoch-checkpoint"))
-            epochs.store()
-            return epochs
+            self.report.notes.append(f"leader epochs read from the log: {error}")
+            epochs = LeaderEpochs(self._fs, os.path.join(self._directory, LEADER_EPOCH_CHECKPOINT))
+            return epochs, True
+
+    def _find_epochs(self, epochs: LeaderEpochs) -> None:
+        epochs.clear(store=False)
+        for segment in self._segments:
+            try:
+                for chunk in segment.chunks(verify_crc=False):
+                    self._note_epochs(epochs, chunk.table, store=False)
+            except (CorruptBatch, BufferLimit) as error:
+                self.report.notes.append(f"leader epochs of {segment.path(FileKind.LOG)} up to damage only: {error}")
+        epochs.store()
 
     # --- unclean stop -----------------------------------------------------------------------------------------------
 
     def _recover(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
         """Check every batch from the recovery point on; cut at the first damage and set the rest aside."""
-        unflushed = self._unflushed()
-        if not unflushed:
+        if not self._segments:
             return
-        first = self._segments[unflushed[0]]
-        self._rebuild_producers(producers, first.base_offset)
-        for at in unflushed:
-            segment = self._segments[at]
-            if self._recover_segment(segment, at, epochs, producers):
+        first = self._first_unflushed()
+        self._rebuild_producers(producers, self._segments[first].base_offset)
+        for at in range(first, len(self._segments)):
+            if self._recover_segment(self._segments[at], at, epochs, producers):
                 self._quarantine(at + 1)
                 break
 
-    def _unflushed(self) -> list[int]:
+    def _first_unflushed(self) -> int:
         bases = [segment.base_offset for segment in self._segments]
-        at = max(int(np.searchsorted(bases, self._recovery_point, side="right")) - 1, 0)
-        return list(range(at, len(self._segments)))
+        return max(int(np.searchsorted(bases, self._recovery_point, side="right")) - 1, 0)
 
     def _recover_segment(
         self, segment: LogSegment, at: int, epochs: LeaderEpochs, producers: ProducerStateManager
     ) -> bool:
-        """Scan one segment and rebuild its indexes; True when bytes were cut."""
+        """Scan one segment and rebuild its indexes; True when the log ends here because bytes were cut."""
         segment.reset_indexes()
         self.report.segments_scanned += 1
         upper = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
@@ -303,10 +329,14 @@ class Loader:
                     valid = good.position + int(good.table[-1, POSITION] + good.table[-1, SIZE])
                 if reason:
                     break
-        except (CorruptBatch, BufferLimit) as error:
+        except CorruptBatch as error:
+            reason = error.what
+        except BufferLimit as error:
+            if error.position is not None and _is_sound(segment, error.position):
+                raise  # nothing is wrong with the log: the limit is too low for it
             reason = error.what
         self.report.bytes_scanned += valid
-        cut = valid < segment.log.size()
+        cut = valid < segment.log.size() and not self._trim_preallocated(segment, valid, last_offset + 1, upper)
         if cut:
             self._cut(segment, valid, reason or "the file ends inside a batch")
         producers.update_map_end_offset(last_offset + 1)
@@ -314,35 +344,40 @@ class Loader:
         producers.take_snapshot()
         return cut
 
-    def _note_epochs(self, epochs: LeaderEpochs, table: BatchTable) -> None:
+    def _trim_preallocated(self, segment: LogSegment, size_bytes: int, next_offset: int, upper: int | None) -> bool:
+        """Cut a tail of zeros that was never written to; False when it may stand where records were.
+
+        A preallocated file of which nothing is missing: it is the last one, or the next goes on right behind it.
+        """
+        whole = upper is None or upper == next_offset
+        if not (self._config.preallocate and whole and _data_end(segment, size_bytes) == size_bytes):
+            return False
+        self.report.notes.append(
+            f"{segment.path(FileKind.LOG)}: preallocated tail of {segment.log.size() - size_bytes} bytes cut"
+        )
+        segment.cut_bytes(size_bytes)
+        return True
+
+    def _note_epochs(self, epochs: LeaderEpochs, table: BatchTable, *, store: bool = True) -> None:
         latest = epochs.latest.epoch if epochs.latest else -1
         for row in np.nonzero(table[:, LEADER_EPOCH] > latest)[0].tolist():
             epoch = int(table[row, LEADER_EPOCH])
             if epoch > latest:
                 base = int(table[row, BASE_OFFSET])
-                epochs.assign(epoch, base if base >= 0 else int(table[row, LAST_OFFSET]))
+                epochs.assign(epoch, base if base >= 0 else int(table[row, LAST_OFFSET]), store=store)
                 latest = epoch
 
     def _cut(self, segment: LogSegment, size_bytes: int, reason: str) -> None:
         path = segment.path(FileKind.LOG)
         dropped = segment.log.size() - size_bytes
-        if not self._is_zero(segment, size_bytes):
+        end = _data_end(segment, size_bytes)
+        if end > size_bytes:
             folder = self._quarantine_folder()
             target = os.path.join(folder, f"{os.path.basename(path)}.from-{size_bytes}")
-            _copy_range(self._fs, segment, size_bytes, target)
+            _copy_range(self._fs, segment, size_bytes, end, target)
             self.report.quarantined.append(target)
         segment.cut_bytes(size_bytes)
         self.report.cuts.append(Cut(path, size_bytes, dropped, reason))
-
-    def _is_zero(self, segment: LogSegment, position: int) -> bool:
-        """Whether only zeros follow: a preallocated tail, not worth keeping."""
-        end = segment.log.size()
-        while position < end:
-            block = segment.log.pread(min(1 << 20, end - position), position)
-            if block.strip(b"\0"):
-                return False
-            position += len(block)
-        return True
 
     def _quarantine_folder(self) -> str:
         """A folder for this recovery's leavings; numbered, so that a later one never overwrites an earlier."""
@@ -358,7 +393,7 @@ class Loader:
     def _quarantine(self, from_segment: int) -> None:
         """Move the segments behind a cut out of the log: their offsets will be given anew."""
         later = self._segments[from_segment:]
-        if later or self.report.cuts:
+        if later or self._folder is not None:
             folder = self._quarantine_folder()
             for segment in later:
                 segment.close(clean=False)
@@ -403,16 +438,20 @@ class Loader:
             following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
             if segment.base_offset >= end_offset or (following is not None and following <= start):
                 continue
-            first = segment.find_batch(start)
-            if first is None:
-                continue
-            for header in segment.headers(first.position):
-                if header.last_offset >= end_offset:
-                    break
-                entry = producer_entry(segment, header, self._limits)
-                if entry is not None and header.last_offset >= start:
-                    producers.apply(producers.prepare([entry], AppendOrigin.RECOVERY))
+            try:
+                self._replay(producers, segment, start, end_offset)
+            except CorruptBatch as error:  # below the recovery point, which is a reader's to find
+                self.report.notes.append(f"producer state is incomplete: {error}")
         producers.update_map_end_offset(end_offset)
+
+    def _replay(self, producers: ProducerStateManager, segment: LogSegment, start: int, end_offset: int) -> None:
+        first = segment.find_batch(start)
+        for header in segment.headers(first.position) if first is not None else ():
+            if header.last_offset >= end_offset:
+                break
+            entry = producer_entry(segment, header, self._limits)
+            if entry is not None and header.last_offset >= start:
+                producers.apply(producers.prepare([entry], AppendOrigin.RECOVERY))
 
     def _drop_all(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
         for segment in self._segments:
@@ -453,9 +492,8 @@ class Loader:
                 base = int(chunk.table[row, BASE_OFFSET])
                 last = int(chunk.table[row, LAST_OFFSET])
                 if not outputs or last - outputs[-1].base_offset > RELATIVE_OFFSET_MAX:
-                    outputs.append(
-                        self._split_output(parsed.base_offset if not outputs and base < 0 else max(base, 0) or last)
-                    )
+                    legacy_base = last if outputs else parsed.base_offset  # where it begins is known only inside
+                    outputs.append(self._split_output(base if base >= 0 else legacy_base))
                 outputs[-1].place(
                     chunk.data, chunk.table[: row + 1], row, next_offset=0, assign=False, indexes_may_fill=True
                 )
@@ -467,6 +505,7 @@ class Loader:
             output.seal()
             output.flush()
             output.close(clean=False)
+            self._fs.unlink(output.offset_index.path)  # so that all three indexes are made anew, with transactions
         if total != size:
             raise DuramenError(f"splitting gave {total} bytes of {size}", file=path, partition=self._partition)
         replace_segments(self._fs, self._directory, bases, [parsed.base_offset])
@@ -504,13 +543,39 @@ def _in_order(table: BatchTable, last_offset: int, base_offset: int, upper: int 
     return int(bad[0]), f"offsets {int(begins[bad[0]])} to {int(lasts[bad[0]])} do not follow {int(previous[bad[0]])}"
 
 
-def _copy_range(fs: FileSystem, segment: LogSegment, position: int, target: str) -> None:
+def _is_sound(segment: LogSegment, position: int) -> bool:
+    """Whether a v2 batch too large for the read buffer has its checksum, taken block by block."""
+    header = read_header(segment.log, position, segment.log.size())
+    if header is None or header.magic < 2:
+        return False
+    at, crc = position + _CRC_FROM, 0
+    while at < header.end_position:
+        block = segment.log.pread(min(_BLOCK_BYTES, header.end_position - at), at)
+        if not block:
+            return False
+        crc = crc32c(block, crc)
+        at += len(block)
+    return crc == header.crc
+
+
+def _data_end(segment: LogSegment, position: int) -> int:
+    """Where the zeros at the end of the file begin, `position` at the least: they are not worth keeping."""
     end = segment.log.size()
+    while position < end:
+        size = min(_BLOCK_BYTES, end - position)
+        data = segment.log.pread(size, end - size).rstrip(b"\0")
+        if data:
+            return end - size + len(data)
+        end -= size
+    return position
+
+
+def _copy_range(fs: FileSystem, segment: LogSegment, position: int, end: int, target: str) -> None:
     file = fs.open(target, create=True)
     try:
         written = 0
         while position + written < end:
-            block = segment.log.pread(min(1 << 20, end - position - written), position + written)
+            block = segment.log.pread(min(_BLOCK_BYTES, end - position - written), position + written)
             if not block:
                 break
             file.pwrite(block, written)

@@ -8,6 +8,8 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
+from crc32c import crc32c
+
 from logstore.config import LogConfig
 from logstore.limits import RELATIVE_OFFSET_MAX
 from logstore.records import codes
@@ -71,3 +73,9 @@ def draw_jitter_ms(config: LogConfig, randomness: random.Random) -> int:
     """Drawn once a segment, so that many partitions do not roll in the same moment."""
     bound = min(config.segment_jitter_ms, config.segment_ms)
     return randomness.randrange(bound) if bound > 0 else 0
+
+
+def jitter_ms(config: LogConfig, partition: str, base_offset: int) -> int:
+    """The same spread without a dice: every process that opens the segment must draw the same."""
+    bound = min(config.segment_jitter_ms, config.segment_ms)
+    return crc32c(f"{partition}@{base_offset}".encode()) % bound if bound > 0 else 0

@@ -10,6 +10,7 @@ recovery rebuilds the list from the directory. One line of JSON behind one line 
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,8 @@ from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
 
 _NAME = "duramen-partition-state"
 _VERSION = 1
+#: what JSON takes in memory for a byte of text, at worst; a file within the limit stays within it parsed
+_MEMORY_FACTOR = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,12 @@ class PartitionState:
     dropped_tombstones: int = 0
     segments: tuple[SegmentEntry, ...] = field(default=())
     swap: SwapNote | None = None
+    #: whether idempotent or transactional producers ever wrote here; their state must be kept then
+    producers: bool = True
+    #: no recovery point above this may be believed: what was cut off since may have been written anew
+    recovery_point_max: int | None = None
+    #: whether the last writer closed the log, everything on disk
+    closed: bool = False
 
     def with_segments(self, segments: tuple[SegmentEntry, ...], *, log_start_offset: int) -> PartitionState:
         """The next generation with another list."""
@@ -61,6 +70,9 @@ def encode_state(state: PartitionState) -> bytes:
         "first_dirty_offset": state.first_dirty_offset,
         "dropped_tombstones": state.dropped_tombstones,
         "segments": [[s.base_offset, s.size_bytes, s.largest_timestamp_ms] for s in state.segments],
+        "producers": state.producers,
+        "recovery_point_max": state.recovery_point_max,
+        "closed": state.closed,
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
@@ -72,17 +84,17 @@ def decode_state(data: bytes, *, file: str | None = None) -> PartitionState:
     head, _, text = data.partition(b"\n")
     words = head.split(b" ")
     if len(words) != 3 or words[0] != _NAME.encode():
-        raise CorruptState("not a partition state file", file=file)
+        raise CorruptState("not a partition state file", file=file, position=0)
     if words[1] != str(_VERSION).encode():
         raise CorruptState(
-            f"version {words[1][:20]!r} of the partition state; this release knows {_VERSION}", file=file
+            f"version {words[1][:20]!r} of the partition state; this release knows {_VERSION}", file=file, position=0
         )
     if words[2] != f"crc32c={crc32c(text):08x}".encode():
-        raise CorruptState("the checksum does not match", file=file)
+        raise CorruptState("the checksum does not match", file=file, position=0)
     try:
         return _from_json(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptState(f"malformed partition state: {error}", file=file) from None
+        raise CorruptState(f"malformed partition state: {error}", file=file, position=len(head) + 1) from None
 
 
 def _from_json(body: object) -> PartitionState:
@@ -93,7 +105,7 @@ def _from_json(body: object) -> PartitionState:
     for base, size, timestamp in body["segments"]:
         if _natural(base) <= previous:
             raise ValueError(f"segment {base} after {previous}")
-        if type(timestamp) is not int:
+        if type(timestamp) is not int or abs(timestamp) > INT64_MAX:
             raise ValueError(f"timestamp {timestamp!r}")
         segments.append(SegmentEntry(base, _natural(size), timestamp))
         previous = base
@@ -108,6 +120,9 @@ def _from_json(body: object) -> PartitionState:
         _natural(body["dropped_tombstones"]),
         tuple(segments),
         swap,
+        body.get("producers", True) is not False,
+        None if body.get("recovery_point_max") is None else _natural(body["recovery_point_max"]),
+        body.get("closed") is True,
     )
 
 
@@ -119,10 +134,15 @@ def _natural(value: object) -> int:
 
 def read_state(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) -> PartitionState | None:
     """None when the file does not exist. Raises CorruptState."""
+    limit_bytes = limits.side_file_bytes // _MEMORY_FACTOR
     try:
-        data = read_whole(fs, path, limit=limits.side_file_bytes)
+        data = read_whole(fs, path, limit=limit_bytes)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise CorruptState(f"larger than the limit of {limit_bytes} bytes", file=path, position=0) from None
+        raise
     return decode_state(data, file=path)
 
 

@@ -7,8 +7,8 @@ be placed.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -96,23 +96,19 @@ def check_timestamps(smallest_ms: int, largest_ms: int, config: LogConfig, now_m
 def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: int, partition: object) -> None:
     """The same rules for columns about to be encoded, before anything is written."""
     if config.compact and columns.keys.valid_address:
-        bits = columns.keys.valid_bit + np.arange(columns.count)
-        first, last = int(bits[0]) >> 3, (int(bits[-1]) >> 3) + 1 if len(bits) else 0
-        if columns.count:
-            bitmap = _bytes_at(columns.keys.valid_address + first, last - first)
-            valid = (bitmap[(bits >> 3) - first] >> (bits & 7)) & 1
-            if not valid.all():
-                raise NullKey(
-                    f"row {int(np.argmin(valid))} has no key; a compacted topic takes none without", partition=partition
-                )
-    if columns.timestamps_ms is not None and columns.count and columns.timestamps_valid_address == 0:
+        valid = _valid_rows(columns.keys.valid_address, columns.keys.valid_bit, columns.count)
+        if not valid.all():
+            raise NullKey(
+                f"row {int(np.argmin(valid))} has no key; a compacted topic takes none without", partition=partition
+            )
+    if columns.timestamps_ms is not None and config.message_timestamp_type == "CreateTime":
         known = columns.timestamps_ms
-        smallest = int(known.min())
-        if smallest < 0:
-            positive = known[known >= 0]
-            smallest = int(positive.min()) if len(positive) else NO_TIMESTAMP
-        if config.message_timestamp_type == "CreateTime":
-            check_timestamps(smallest, int(known.max()), config, now_ms, partition)
+        if columns.timestamps_valid_address:  # a null becomes the time of the append
+            known = known[_valid_rows(columns.timestamps_valid_address, columns.timestamps_valid_bit, columns.count)]
+        if len(known) and int(known.min()) == NO_TIMESTAMP:
+            known = known[known != NO_TIMESTAMP]
+        if len(known):
+            check_timestamps(int(known.min()), int(known.max()), config, now_ms, partition)
     if codec_id == 0 and columns.count:
         sizes = np.diff(columns.keys.offsets[: columns.count + 1]) + np.diff(
             columns.values.offsets[: columns.count + 1]
@@ -127,10 +123,12 @@ def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: in
             )
 
 
-def _bytes_at(address: int, size: int) -> npt.NDArray[np.uint8]:
-    import ctypes
-
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+def _valid_rows(address: int, first_bit: int, count: int) -> npt.NDArray[np.bool_]:
+    """An Arrow validity bitmap as one bool a row."""
+    start = first_bit >> 3
+    bitmap = np.frombuffer(ctypes.string_at(address + start, ((first_bit + count + 7) >> 3) - start), dtype=np.uint8)
+    begin = first_bit & 7
+    return np.unpackbits(bitmap, bitorder="little")[begin : begin + count].astype(np.bool_)
 
 
 def whole_batches(data: npt.NDArray[np.uint8], config: LogConfig, partition: object, *, sized: bool) -> EncodedBatches:
@@ -139,6 +137,8 @@ def whole_batches(data: npt.NDArray[np.uint8], config: LogConfig, partition: obj
     """
     scan = scan_batches(data)
     if is_damage(scan.code):
+        if sized:  # one that would not be taken anyway is not worth its checksum
+            check_sizes(scan_batches(data, verify_crc=False).table, config, partition)
         raise scan.error(partition=partition)
     if not len(scan.table):
         raise InvalidRecord("there is no whole batch to append", partition=partition)
@@ -152,17 +152,27 @@ def client_batches(
 ) -> Iterator[EncodedBatches]:
     """One client batch after the other, ready to be placed: stored as sent where possible, rebuilt where not.
 
-    A batch is rebuilt when its codec is not the topic's, or when it is of a legacy format. Raises InvalidRecord and
-    its kind.
+    A batch is rebuilt when its codec is not the topic's, or when it is of a legacy format; plain legacy messages are
+    put together. Raises InvalidRecord and its kind.
     """
     decoder = Decoder(limits=limits)
-    for row in range(len(given.table)):
-        table = given.table[row : row + 1].copy()
-        size = int(table[0, SIZE])
-        position = int(table[0, POSITION])
-        data = given.data[position : position + size].copy()
-        table[0, POSITION] = 0
+    for first, last in _appends(given.table):
+        table = given.table[first:last].copy()
+        begin = int(table[0, POSITION])
+        data = given.data[begin : int(table[-1, POSITION] + table[-1, SIZE])].copy()
+        table[:, POSITION] -= begin
         yield _one_client_batch(EncodedBatches(data, table), decoder, config, now_ms, partition)
+
+
+def _appends(table: BatchTable) -> Iterator[tuple[int, int]]:
+    """Which rows become one batch: each its own, but a run of plain legacy messages together."""
+    loose = (table[:, MAGIC] < 2) & ((table[:, ATTRIBUTES] & CODEC_MASK) == 0)
+    first = 0
+    for row in range(1, len(table) + 1):
+        if row < len(table) and loose[row] and loose[row - 1] and table[row, MAGIC] == table[row - 1, MAGIC]:
+            continue
+        yield first, row
+        first = row
 
 
 def _one_client_batch(
@@ -179,6 +189,11 @@ def _one_client_batch(
     if not legacy and int(table[0, BASE_OFFSET]) != 0:
         raise InvalidRecord(
             f"a client batch begins at offset 0, this one at {int(table[0, BASE_OFFSET])}", partition=partition
+        )
+    if int(table[0, PRODUCER_ID]) >= 0 and int(table[0, BASE_SEQUENCE]) < 0:
+        raise InvalidRecord(
+            f"producer {int(table[0, PRODUCER_ID])} sends sequence number {int(table[0, BASE_SEQUENCE])}",
+            partition=partition,
         )
     codec_id = attributes & CODEC_MASK
     if codec_id > 4:
@@ -245,15 +260,12 @@ def _rebuilt(
     ]
     if config.compact and any(record.key is None for record in records):
         raise NullKey("a record has no key; a compacted topic takes none without", partition=partition)
-    if append_time:
-        records = [replace(record, timestamp_ms=now_ms) for record in records]
-    elif legacy:
+    if legacy and not append_time:
         known = [record.timestamp_ms for record in records if record.timestamp_ms >= 0]
         check_timestamps(min(known, default=-1), max(known, default=-1), config, now_ms, partition)
     options = BatchOptions(
         codec_id=codec_id,
         level=codec_level(config, codec_id),
-        log_append_time=append_time,
         transactional=not legacy and bool(header[ATTRIBUTES] & TRANSACTIONAL_BIT),
         producer_id=int(header[PRODUCER_ID]),
         producer_epoch=int(header[PRODUCER_EPOCH]),
@@ -262,4 +274,6 @@ def _rebuilt(
     data = np.frombuffer(bytearray(encode_batch(columns_of(records), options)), dtype=np.uint8)
     scan = scan_batches(data, verify_crc=False)
     check_sizes(scan.table, config, partition)
+    if append_time:  # the records keep the times they came with, as in a batch stored as sent
+        kernels().stamp_append_time(address_of(data), address_of(scan.table), 1, now_ms)
     return EncodedBatches(data, scan.table)

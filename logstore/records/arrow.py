@@ -1,8 +1,8 @@
 """Arrow columns in and out.
 
-In: `key` and `value` (binary, string or their large and view forms), `timestamp` (int64 milliseconds or an Arrow
-timestamp), `headers` (list of struct of key and value). Out: the same with `offset` and `timestamp_type`; binary
-columns with int32 offsets, because Spark takes no other.
+In: `key` and `value` (binary or string in any of their forms, dictionaries of them, or all null), `timestamp` (integer
+milliseconds or an Arrow timestamp), `headers` (list of struct of key and value, or a map). Out: the same with `offset`
+and `timestamp_type`; binary columns with int32 offsets, because Spark takes no other.
 """
 
 from __future__ import annotations
@@ -34,30 +34,33 @@ _ROWS_AT_ONCE = 1 << 16
 def columns_from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Columns]:
     """Slices of at most 65,536 rows, so that nothing is converted for the whole table at once. Raises InvalidRecord."""
     known = ("key", "value", "timestamp", "headers")
-    for name in table.schema.names:
+    names = table.schema.names
+    for name in names:
         if name not in known:
             raise InvalidRecord(f"column {name!r} is none of {', '.join(known)}")
-    if "value" not in table.schema.names:
+        if names.count(name) > 1:
+            raise InvalidRecord(f"column {name!r} is there {names.count(name)} times")
+    if "value" not in names:
         raise InvalidRecord("there is no column 'value'")
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield _columns(batch.slice(start, _ROWS_AT_ONCE))
+            yield columns_of_batch(batch.slice(start, _ROWS_AT_ONCE))
 
 
-def _columns(batch: pa.RecordBatch) -> Columns:
+def columns_of_batch(batch: pa.RecordBatch) -> Columns:
     count = batch.num_rows
     names = batch.schema.names
     keys = _bytes(batch.column("key"), "key") if "key" in names else _bytes(pa.nulls(count, pa.binary()), "key")
     timestamps = None
     valid_address, valid_bit, keep = 0, 0, None
     if "timestamp" in names:
-        column = _milliseconds(batch.column("timestamp"))
-        _, data = column.buffers()
-        timestamps = np.frombuffer(data, dtype=np.int64)[column.offset : column.offset + count]
+        column, timestamps = _milliseconds(batch.column("timestamp"))
         valid_address, valid_bit = _validity(column)
         keep = column
-    headers = _headers(batch.column("headers")) if "headers" in names else None
+    headers = None
+    if "headers" in names and not pa.types.is_null(batch.column("headers").type):
+        headers = _headers(batch.column("headers"))
     return Columns(
         count,
         keys,
@@ -71,15 +74,29 @@ def _columns(batch: pa.RecordBatch) -> Columns:
     )
 
 
-def _milliseconds(column: pa.Array) -> pa.Array:
+def _milliseconds(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """The times, and the array that owns them and says which are null."""
     kind = column.type
+    per_ms = 1
     if pa.types.is_timestamp(kind):
-        # Spark's timestamps are microseconds; anything finer than a millisecond is cut, as Spark's own Kafka sink
-        # cuts it.
-        return column.cast(pa.timestamp("ms", tz=kind.tz), safe=False).cast(pa.int64())
-    if not pa.types.is_integer(kind):
+        # Spark's timestamps are microseconds; anything finer than a millisecond is cut towards the past, as Spark's own
+        # Kafka sink cuts it.
+        per_ms = {"us": 1000, "ns": 1_000_000}.get(kind.unit, 1)
+        if kind.unit == "s":
+            column = _cast(column, pa.timestamp("ms"), "timestamp")
+    elif pa.types.is_integer(kind) or pa.types.is_null(kind):
+        column = _cast(column, pa.int64(), "timestamp")
+    else:
         raise InvalidRecord(f"column 'timestamp' is {kind}; expected int64 milliseconds or a timestamp")
-    return column.cast(pa.int64())
+    values = np.frombuffer(column.buffers()[1], dtype=np.int64, count=len(column), offset=column.offset * 8)
+    return column, values if per_ms == 1 else values // per_ms
+
+
+def _cast(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidRecord(f"column {name!r} is {column.type} and cannot be taken as {kind}: {error}") from None
 
 
 def _bytes(column: pa.Array, name: str) -> BytesColumn:
@@ -94,16 +111,20 @@ def _bytes(column: pa.Array, name: str) -> BytesColumn:
             or kind in (pa.binary_view(), pa.string_view())
         ):
             raise InvalidRecord(f"column {name!r} is {kind}; expected binary or string")
-        column, wide = column.cast(pa.large_binary()), True
+        column, wide = _cast(column, pa.large_binary(), name), True
     _, offsets_buffer, data = column.buffers()
-    dtype = np.int64 if wide else np.int32
     if offsets_buffer is None or offsets_buffer.size == 0:
         offsets = np.zeros(len(column) + 1, dtype=np.int64)
     else:
-        narrow = np.frombuffer(offsets_buffer, dtype=dtype)[column.offset : column.offset + len(column) + 1]
-        offsets = narrow.astype(np.int64, copy=False)
+        offsets = _offsets(offsets_buffer, column.offset, len(column), wide)
     valid_address, valid_bit = _validity(column)
     return BytesColumn(offsets, data.address if data is not None else 0, valid_address, valid_bit, (column, offsets))
+
+
+def _offsets(buffer: pa.Buffer, start: int, count: int, wide: bool) -> npt.NDArray[np.int64]:
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    entries = np.frombuffer(buffer, dtype=dtype, count=count + 1, offset=start * dtype.itemsize)
+    return entries.astype(np.int64, copy=False)
 
 
 def _validity(column: pa.Array) -> tuple[int, int]:
@@ -116,24 +137,22 @@ def _validity(column: pa.Array) -> tuple[int, int]:
 def _headers(column: pa.Array) -> HeadersColumn:
     kind = column.type
     if pa.types.is_map(kind):
-        column = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+        column = _cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])), "headers")
         kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         raise InvalidRecord(f"column 'headers' is {kind}; expected a list of structs of key and value")
     fields = [kind.value_type.field(i).name for i in range(kind.value_type.num_fields)]
     if fields != ["key", "value"]:
-        raise InvalidRecord(f"a header is a struct of key and value, not of {', '.join(fields)}")
-    entries = column.values  # all of them: the list's offsets are absolute
+        raise InvalidRecord(f"column 'headers': a header is a struct of key and value, not of {', '.join(fields)}")
+    offsets = _offsets(column.buffers()[1], column.offset, len(column), pa.types.is_large_list(kind))
+    first, last = int(offsets[0]), int(offsets[-1])
+    entries = column.values.slice(first, last - first)  # a slice of rows must not look at, or convert, those of others
     keys = entries.field("key")
     if keys.null_count or entries.null_count:
-        raise InvalidRecord("a header without a key")
-    start = column.offsets.offset
-    dtype = np.int64 if pa.types.is_large_list(kind) else np.int32
-    raw = np.frombuffer(column.offsets.buffers()[1], dtype=dtype)
-    offsets = raw[start : start + len(column) + 1].astype(np.int64)
+        raise InvalidRecord("column 'headers': a header without a key")
     valid_address, valid_bit = _validity(column)
     return HeadersColumn(
-        offsets,
+        offsets - first,
         _bytes(keys, "headers.key"),
         _bytes(entries.field("value"), "headers.value"),
         valid_address,

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from logstore.errors import InvalidRecord
 from logstore.records.native import address_of
 from logstore.records.record import Record, TimestampType
 
@@ -79,7 +80,7 @@ def columns_of(records: Iterable[Record], *, first_offset: int | None = None) ->
         np.cumsum([len(row.headers) for row in rows], out=counts[1:])
         headers = HeadersColumn(
             counts,
-            bytes_column([name.encode("utf-8") for name, _ in flat]),
+            bytes_column([_header_name(name) for name, _ in flat]),
             bytes_column([value for _, value in flat]),
         )
     deltas = None
@@ -93,6 +94,13 @@ def columns_of(records: Iterable[Record], *, first_offset: int | None = None) ->
         headers=headers,
         offset_deltas=deltas,
     )
+
+
+def _header_name(name: str) -> bytes:
+    try:
+        return name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRecord(f"the header name {name!r} has no UTF-8 form") from None
 
 
 @dataclass(frozen=True, slots=True)

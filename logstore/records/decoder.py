@@ -129,6 +129,8 @@ class Decoder:
         self._take(row, len(payload))
         append_time = legacy.timestamp_type is TimestampType.LOG_APPEND_TIME
         row[BASE_OFFSET] = legacy.first_offset
+        if row[LAST_OFFSET] == 0:  # some clients leave a wrapper's offset unset
+            row[LAST_OFFSET] = legacy.records[-1].offset
         row[ATTRIBUTES] = TIMESTAMP_TYPE_BIT if append_time else 0
         row[BASE_TIMESTAMP] = legacy.records[0].timestamp_ms
         row[MAX_TIMESTAMP] = legacy.max_timestamp_ms
@@ -224,7 +226,7 @@ class Decoder:
         if code != OK:
             blamed = table[int(block[slots.D_BATCH])]
             raise CorruptBatch(
-                EXPLAINED[code],
+                EXPLAINED.get(code, f"code {code}"),
                 file=file,
                 position=base_position + int(blamed[POSITION]),
                 offset=int(blamed[BASE_OFFSET]),
@@ -274,7 +276,13 @@ class _Output:
 
 
 def upconvert(legacy: LegacyBatch, *, codec_id: int = 0) -> bytes:
-    """A legacy message set as one v2 batch with the same records at the same offsets; leader epoch -1, no producer."""
+    """A legacy message set as one v2 batch with the same records at the same offsets; leader epoch -1, no producer.
+
+    Raises CorruptBatch when its offsets do not fit one batch.
+    """
+    last_offset = legacy.records[-1].offset
+    if last_offset - legacy.first_offset > INT32_MAX or last_offset >= INT64_MAX:
+        raise CorruptBatch(f"the messages of one set have the offsets {legacy.first_offset} to {last_offset}")
     columns: Columns = columns_of(legacy.records, first_offset=legacy.first_offset)
     append_time = legacy.timestamp_type is TimestampType.LOG_APPEND_TIME
     options = BatchOptions(codec_id=codec_id, base_offset=legacy.first_offset, log_append_time=append_time)

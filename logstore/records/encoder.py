@@ -7,6 +7,7 @@ log assigns them anyway.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ from logstore.records.table import (
 )
 
 BATCH_BYTES = 16384  # Kafka's batch.size
+_RECORD_OVERHEAD_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5  # length, attributes, two deltas, three lengths or counts
 _BUFFER_BYTES = 1 << 20  # small enough to be written out while it is still in the processor's cache
 
 
@@ -79,10 +81,12 @@ class EncodedBatches:
 
 
 class Encoder:
-    def __init__(self, options: BatchOptions = BatchOptions()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, options: BatchOptions = BatchOptions(), *, buffer_bytes: int | None = None) -> None:  # noqa: B008 (frozen)
         self._options = options
         self._codec = CODECS[options.codec_id]
-        self._buffer = np.empty(max(_BUFFER_BYTES, 4 * min(options.batch_bytes, 1 << 26)), dtype=np.uint8)
+        if buffer_bytes is None:
+            buffer_bytes = max(_BUFFER_BYTES, 4 * min(options.batch_bytes, 1 << 26))
+        self._buffer = np.empty(buffer_bytes, dtype=np.uint8)
         self._packed = np.empty(0, dtype=np.uint8)
         self._table = new_table(max(64, len(self._buffer) // 512))
         self._next_offset = options.base_offset
@@ -91,11 +95,14 @@ class Encoder:
     def encode(self, columns: Columns, selection: npt.NDArray[np.int64] | None = None) -> Iterator[EncodedBatches]:
         """All rows (or those of `selection`, in its order) as batches, a buffer at a time.
 
-        Raises InvalidRecord for a timestamp below -1, RecordTooLarge for a record no batch can hold.
+        Raises InvalidRecord for a timestamp below -1 or an offset delta no batch can hold, RecordTooLarge for a record
+        no batch can hold.
         """
         count = columns.count if selection is None else len(selection)
-        if columns.timestamps_ms is not None and count:
+        if count:
             _check_timestamps(columns)
+            _check_offset_deltas(columns)
+            _check_selection(columns, selection)
         block = self._block(columns, selection, count)
         address = address_of(block)
         encode = kernels().encode
@@ -119,9 +126,9 @@ class Encoder:
         self._next_sequence = int(block[slots.E_BASE_SEQUENCE])
 
     def _grow(self) -> None:
-        if len(self._buffer) > INT32_MAX:
-            raise RecordTooLarge("a single record needs more than 2 GiB")
-        self._buffer = np.empty(len(self._buffer) * 2, dtype=np.uint8)
+        if len(self._buffer) >= INT32_MAX:
+            raise RecordTooLarge("a single record, or a batch that must not be cut, needs more than 2 GiB")
+        self._buffer = np.empty(min(2 * len(self._buffer), INT32_MAX), dtype=np.uint8)
 
     def _compress(self, table: BatchTable) -> EncodedBatches:
         """Same batches with compressed payloads, packed side by side."""
@@ -196,10 +203,29 @@ def _put_bytes(block: npt.NDArray[np.int64], column: BytesColumn, first_slot: in
 
 
 def _check_timestamps(columns: Columns) -> None:
-    assert columns.timestamps_ms is not None
-    if columns.timestamps_valid_address == 0 and int(columns.timestamps_ms.min()) < NO_TIMESTAMP:
-        row = int(np.argmin(columns.timestamps_ms))
-        raise InvalidRecord(f"row {row} has the timestamp {columns.timestamps_ms[row]}; the smallest legal one is -1")
+    times = columns.timestamps_ms
+    if times is None or int(times.min()) >= NO_TIMESTAMP:
+        return
+    if columns.timestamps_valid_address:  # what stands behind a null may be anything
+        first = columns.timestamps_valid_bit
+        size = (first + len(times) + 7) // 8
+        bitmap = np.frombuffer(ctypes.string_at(columns.timestamps_valid_address, size), dtype=np.uint8)
+        valid = np.unpackbits(bitmap, bitorder="little")[first : first + len(times)] == 1
+        times = np.where(valid, times, NO_TIMESTAMP)
+    row = int(np.argmin(times))
+    if int(times[row]) < NO_TIMESTAMP:
+        raise InvalidRecord(f"row {row} has the timestamp {times[row]}; the smallest legal one is {NO_TIMESTAMP}")
+
+
+def _check_offset_deltas(columns: Columns) -> None:
+    deltas = columns.offset_deltas
+    if deltas is not None and (int(deltas.min()) < 0 or int(deltas.max()) > INT32_MAX):
+        raise InvalidRecord(f"offsets lie {deltas.min()} to {deltas.max()} from the base; a batch spans 2^31 at most")
+
+
+def _check_selection(columns: Columns, selection: npt.NDArray[np.int64] | None) -> None:
+    if selection is not None and (int(selection.min()) < 0 or int(selection.max()) >= columns.count):
+        raise IndexError(f"rows {selection.min()} to {selection.max()} were selected, of {columns.count}")
 
 
 def encode_batch(columns: Columns, options: BatchOptions) -> bytes:
@@ -208,7 +234,22 @@ def encode_batch(columns: Columns, options: BatchOptions) -> bytes:
         **{name: getattr(options, name) for name in options.__slots__ if name not in ("batch_bytes", "batch_records")},
         batch_bytes=INT32_MAX,
     )
-    encoded = [chunk.data.tobytes() for chunk in Encoder(whole).encode(columns)]
+    encoder = Encoder(whole, buffer_bytes=min(_encoded_bytes_max(columns), INT32_MAX))
+    encoded = [chunk.data.tobytes() for chunk in encoder.encode(columns)]
     if len(encoded) != 1:
         raise RecordTooLarge("the records do not fit one batch")
     return encoded[0]
+
+
+def _encoded_bytes_max(columns: Columns) -> int:
+    """What one batch of all rows takes at most: all bytes there are, and every varint at its longest."""
+    n = columns.count
+    data = int(columns.keys.offsets[n] - columns.keys.offsets[0]) + int(
+        columns.values.offsets[n] - columns.values.offsets[0]
+    )
+    size = HEADER_BYTES + data + n * _RECORD_OVERHEAD_MAX
+    if columns.headers is not None:
+        first, last = int(columns.headers.list_offsets[0]), int(columns.headers.list_offsets[n])
+        for column in (columns.headers.keys, columns.headers.values):
+            size += int(column.offsets[last] - column.offsets[first]) + 5 * (last - first)
+    return size

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_SOURCES = ("kernels.py", "codes.py", "slots.py", "table.py")
+_SOURCES = ("kernels.py", "codes.py", "slots.py", "table.py", "native.py")
+_IMAGES_MAX = 8  # kept in a folder: one home may serve processors of several kinds, and releases side by side
 _MAGIC = b"duramen-kernels-1\n"
 
 
@@ -171,8 +172,8 @@ def _cache_folders() -> Iterator[Path]:
     base = os.environ.get("XDG_CACHE_HOME")
     with contextlib.suppress(RuntimeError):  # no home directory
         yield (Path(base) if base else Path.home() / ".cache") / "duramen"
-    private = Path(tempfile.gettempdir()) / f"duramen-{os.getuid()}"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # there may be no temporary folder at all
+        private = Path(tempfile.gettempdir()) / f"duramen-{os.getuid()}"
         private.mkdir(mode=0o700, exist_ok=True)
         found = private.lstat()
         if found.st_uid == os.getuid() and found.st_mode & 0o077 == 0:
@@ -184,16 +185,20 @@ def _store(folder: Path, name: str, image: bytes) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(image)
-            os.fchmod(file.fileno(), 0o644)  # whoever may read the package may read this
-        os.replace(temporary, folder / name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(image)
+                os.fchmod(file.fileno(), 0o644)  # whoever may read the package may read this
+            os.replace(temporary, folder / name)
+        except OSError:
+            os.unlink(temporary)
+            raise
     except OSError:
         return False
-    for other in folder.glob("kernels-*.bin"):
-        if other.name != name:
-            with contextlib.suppress(OSError):
-                other.unlink()
+    with contextlib.suppress(OSError):  # another process may tidy at the same time
+        images = sorted(folder.glob("kernels-*.bin"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in images[_IMAGES_MAX:]:
+            old.unlink(missing_ok=True)
     return True
 
 

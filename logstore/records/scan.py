@@ -58,6 +58,8 @@ def scan_batches(
 
     With `into` the rows go to that table (reuse), and the scan stops, code FULL, when it has no more room.
     """
+    if start < 0:
+        raise ValueError(f"a scan cannot start at {start}")
     scan = kernels().scan
     block = np.zeros(slots.S_SLOTS, dtype=np.int64)
     block_address = address_of(block)

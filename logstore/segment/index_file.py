@@ -34,10 +34,7 @@ class IndexFile:
         elif fs.exists(path):
             self._file = fs.open(path)
             size = self._file.size()
-        if size % self.entry_bytes:
-            if not writable:
-                raise CorruptIndex(f"{size} bytes are not a multiple of {self.entry_bytes}", file=path)
-            size -= size % self.entry_bytes
+        # Bytes behind the last whole entry are for the sanity check: a live index may be seen in mid-growth.
         self.entries = size // self.entry_bytes
         if not writable:
             self.entries = self._real_entries()
@@ -61,6 +58,23 @@ class IndexFile:
         if self._file is None or last <= first:
             return b""
         return self._file.pread((last - first) * self.entry_bytes, first * self.entry_bytes)
+
+    def _one(self, number: int) -> bytes:
+        data = self.raw(number, number + 1)
+        if len(data) < self.entry_bytes:
+            raise CorruptIndex(
+                f"entry {number} of {self.entries} is gone", file=self.path, position=number * self.entry_bytes
+            )
+        return data
+
+    def _check_size(self) -> None:
+        size = 0 if self._file is None else self._file.size()
+        if size % self.entry_bytes:
+            raise CorruptIndex(
+                f"{size} bytes are not a multiple of {self.entry_bytes}",
+                file=self.path,
+                position=size - size % self.entry_bytes,
+            )
 
     def append_raw(self, data: Buffer, count: int) -> None:
         """Append `count` entries already encoded and checked (the place kernel's output)."""

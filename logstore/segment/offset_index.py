@@ -25,7 +25,7 @@ class OffsetIndex(IndexFile):
     entry_bytes = _ENTRY.size
 
     def entry(self, number: int) -> OffsetPosition:
-        relative, position = _ENTRY.unpack(self.raw(number, number + 1))
+        relative, position = _ENTRY.unpack(self._one(number))
         return OffsetPosition(self.base_offset + relative, position)
 
     def _offset(self, number: int) -> int:
@@ -56,7 +56,8 @@ class OffsetIndex(IndexFile):
         self.keep(self._largest_at_most(offset - 1, "_offset") + 1)
 
     def sanity_check(self, log_bytes: int) -> None:
-        """Raises CorruptIndex for entries out of order or positions beyond the log."""
+        """Raises CorruptIndex for entries out of order or positions beyond the log, or a size no index has."""
+        self._check_size()
         previous_offset, previous_position = -1, -1
         for number, (relative, position) in enumerate(_ENTRY.iter_unpack(self.raw())):
             if relative <= previous_offset or position <= previous_position or position >= log_bytes:

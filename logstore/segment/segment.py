@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from logstore.errors import BufferLimit, CorruptBatch, CorruptIndex, OffsetOverflow
+from logstore.errors import CorruptBatch, CorruptIndex, OffsetOverflow
 from logstore.files import File, FileSystem
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, Limits
 from logstore.records import slots
@@ -22,8 +22,8 @@ from logstore.records.codes import OK, ROLL_OFFSET_OVERFLOW
 from logstore.records.header import BatchHeader, read_header
 from logstore.records.native import address_of, kernels
 from logstore.records.record import NO_TIMESTAMP
-from logstore.records.scan import is_damage, scan_batches
 from logstore.records.table import LAST_OFFSET, POSITION, SIZE, BatchTable
+from logstore.segment.batches import SCAN_BYTES, Chunk, read_batches
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.time_index import TimeIndex, TimestampOffset
@@ -32,7 +32,6 @@ from logstore.segment.txn_index import TxnIndex
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SCAN_BYTES = 4 << 20
 _NEVER = INT64_MAX // 2  # a limit that no size or age reaches, safe to subtract from
 
 
@@ -42,16 +41,6 @@ class RollLimits:
 
     segment_bytes: int = _NEVER
     max_segment_ms: int = _NEVER
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Whole batches read from one segment: `data` begins at `position` of the file."""
-
-    data: npt.NDArray[np.uint8]
-    table: BatchTable
-    position: int
-    file: str
 
 
 class LogSegment:
@@ -80,6 +69,7 @@ class LogSegment:
         self._directory = directory
         self._suffix = suffix
         self._limits = limits
+        self.writable = writable
         self.base_offset = base_offset
         self.created_ms = created_ms
         self.jitter_ms = jitter_ms
@@ -121,6 +111,21 @@ class LogSegment:
             self._largest = self.time_index.last_entry()
         return self._largest
 
+    def scan_largest(self, end_offset: int = INT64_MAX) -> TimestampOffset:
+        """The same from the log below `end_offset`: the time index of an active segment lags behind its log."""
+        largest = self.time_index.last_entry()
+        first = self.find_batch(largest.offset)
+        if first is None:
+            return largest
+        for header in self.headers(first.position):
+            if header.base_offset is not None and header.base_offset >= end_offset:
+                break
+            if header.max_timestamp_ms > largest.timestamp_ms:
+                largest = TimestampOffset(header.max_timestamp_ms, header.last_offset)
+            if header.next_offset >= end_offset:
+                break
+        return largest
+
     @property
     def largest_timestamp_ms(self) -> int:
         """What retention goes by: the largest record timestamp, or the file's time where no record has one."""
@@ -154,7 +159,7 @@ class LogSegment:
             position = header.end_position
 
     def chunks(
-        self, position: int = 0, end: int | None = None, *, chunk_bytes: int = _SCAN_BYTES, verify_crc: bool = True
+        self, position: int = 0, end: int | None = None, *, chunk_bytes: int = SCAN_BYTES, verify_crc: bool = True
     ) -> Iterator[Chunk]:
         """Whole batches from `position` up to `end`, about `chunk_bytes` at a time; the buffer is reused.
 
@@ -162,38 +167,9 @@ class LogSegment:
         than the limits' read buffer.
         """
         end = self.size_bytes if end is None else min(end, self.size_bytes)
-        buffer = np.empty(min(chunk_bytes, max(end - position, 1)), dtype=np.uint8)
-        path = self.path(FileKind.LOG)
-        while position < end:
-            got = self.log.pread_into(buffer[: min(len(buffer), end - position)].data, position)
-            if got == 0:
-                raise CorruptBatch("the file is shorter than it was", file=path, position=position)
-            scan = scan_batches(buffer[:got], verify_crc=verify_crc)
-            if len(scan.table):
-                yield Chunk(buffer[: scan.next_position], scan.table, position, path)
-            if is_damage(scan.code):
-                raise scan.error(file=path, base_position=position)
-            if not len(scan.table):
-                buffer = self._larger(buffer, position, end, path)
-            position += scan.next_position
-
-    def _larger(self, buffer: npt.NDArray[np.uint8], position: int, end: int, path: str) -> npt.NDArray[np.uint8]:
-        """A buffer that holds the batch at `position`, doubled until it does."""
-        header = read_header(self.log, position, end)
-        if header is None:
-            raise CorruptBatch("the file ends inside a batch", file=path, position=position)
-        size = len(buffer)
-        while size < header.size_bytes:
-            size *= 2
-        if header.size_bytes > self._limits.read_buffer_bytes:
-            raise BufferLimit(
-                f"a batch of {header.size_bytes} bytes; the read buffer may have {self._limits.read_buffer_bytes}",
-                file=path,
-                position=position,
-                offset=header.last_offset,
-                hint="Raise read_buffer_bytes of the reader's limits",
-            )
-        return np.empty(min(size, self._limits.read_buffer_bytes), dtype=np.uint8)
+        return read_batches(
+            self.log, position, end, limits=self._limits, chunk_bytes=chunk_bytes, verify_crc=verify_crc
+        )
 
     # --- appending --------------------------------------------------------------------------------------------------
 
@@ -263,6 +239,11 @@ class LogSegment:
             self._first_timestamp_ms = int(block[slots.A_FIRST_TS])
         return placed, int(block[slots.A_REASON])
 
+    def restore(self, largest: TimestampOffset, bytes_since_index_entry: int) -> None:
+        """Go on where another process left off, as if the segment had never been closed."""
+        self._largest = largest
+        self.bytes_since_index_entry = bytes_since_index_entry
+
     def seal(self) -> None:
         """Stop being active: final time-index entry, files cut to what they hold."""
         if self.size_bytes:
@@ -279,10 +260,12 @@ class LogSegment:
         if self.log.size() != self.size_bytes:
             self.log.truncate(self.size_bytes)
 
-    def activate(self) -> None:
-        """Become the active segment of a long-lived log: indexes at full size again."""
+    def activate(self, *, preallocate_bytes: int = 0) -> None:
+        """Become the active segment of a long-lived log: indexes at full size again, and an empty `.log` as asked."""
         self.offset_index.preallocate()
         self.time_index.preallocate()
+        if preallocate_bytes and not self.size_bytes:
+            self.log.truncate(preallocate_bytes)
 
     def flush(self) -> None:
         """Fsync data first, then what is derived from it."""
@@ -297,11 +280,12 @@ class LogSegment:
         """The first batch whose last offset is >= `offset`. The index answer is a hint: it must be a batch at or
         before `offset`.
         """
-        position = max(self.offset_index.lookup(offset).position, start_position)
+        position = start_position
         try:
+            position = max(self.offset_index.lookup(offset).position, start_position)
             header = read_header(self.log, position, self.size_bytes)
             trusted = header is not None and (header.base_offset is None or header.base_offset <= offset)
-        except CorruptBatch:
+        except (CorruptBatch, CorruptIndex):
             trusted = False
         if not trusted:
             position = start_position
@@ -310,10 +294,9 @@ class LogSegment:
                 return header
         return None
 
-    def find_timestamp_position(self, timestamp_ms: int, start_offset: int) -> int:
-        """Where a search for the first record at or after a time must begin."""
-        offset = self.time_index.lookup(timestamp_ms).offset
-        return self.offset_index.lookup(max(offset, start_offset)).position
+    def find_timestamp(self, timestamp_ms: int, start_offset: int) -> BatchHeader | None:
+        """The batch at which a search for the first record at or after a time must begin."""
+        return self.find_batch(max(self.time_index.lookup(timestamp_ms).offset, start_offset))
 
     # --- cutting and rebuilding -------------------------------------------------------------------------------------
 
@@ -331,7 +314,7 @@ class LogSegment:
         if self.size_bytes == 0:
             self._first_timestamp_ms = None
         self.bytes_since_index_entry = 0
-        self._largest = None
+        self._largest = self.scan_largest()
         return dropped
 
     def reset_indexes(self) -> None:

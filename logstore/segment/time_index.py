@@ -26,7 +26,7 @@ class TimeIndex(IndexFile):
     entry_bytes = _ENTRY.size
 
     def entry(self, number: int) -> TimestampOffset:
-        timestamp_ms, relative = _ENTRY.unpack(self.raw(number, number + 1))
+        timestamp_ms, relative = _ENTRY.unpack(self._one(number))
         return TimestampOffset(timestamp_ms, self.base_offset + relative)
 
     def _timestamp(self, number: int) -> int:
@@ -64,7 +64,8 @@ class TimeIndex(IndexFile):
         self.keep(self._largest_at_most(offset - 1, "_offset") + 1)
 
     def sanity_check(self) -> None:
-        """Raises CorruptIndex for entries out of order."""
+        """Raises CorruptIndex for entries out of order, or a size no index has."""
+        self._check_size()
         previous_ts, previous_offset = NO_TIMESTAMP, -1
         for number, (timestamp_ms, relative) in enumerate(_ENTRY.iter_unpack(self.raw())):
             if timestamp_ms <= previous_ts or relative < previous_offset or relative < 0:

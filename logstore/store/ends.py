@@ -5,7 +5,7 @@ Changed under the topic's lease, as a whole file. Readers take the high watermar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
@@ -21,7 +21,10 @@ class TopicEnds:
     #: where a read_committed reader must stop: the high watermark, or the first offset of an open transaction
     last_stable_offsets: tuple[int, ...]
     recovery_points: tuple[int, ...]
+    #: the last commit of the ledger that is in the logs
     applied_sequence: int = 0
+    #: the last one that is known to be on disk there; the staged files of later ones are the redo log
+    flushed_sequence: int = 0
 
     @classmethod
     def empty(cls, partitions: int) -> TopicEnds:
@@ -31,21 +34,21 @@ class TopicEnds:
     def grown(self, partitions: int) -> TopicEnds:
         """The same with partitions added at zero."""
         more = (0,) * (partitions - len(self.high_watermarks))
-        return TopicEnds(
-            self.high_watermarks + more,
-            self.last_stable_offsets + more,
-            self.recovery_points + more,
-            self.applied_sequence,
+        return replace(
+            self,
+            high_watermarks=self.high_watermarks + more,
+            last_stable_offsets=self.last_stable_offsets + more,
+            recovery_points=self.recovery_points + more,
         )
 
     def with_partition(
         self, partition: int, *, high_watermark: int, last_stable_offset: int, recovery_point: int
     ) -> TopicEnds:
-        return TopicEnds(
-            _put(self.high_watermarks, partition, high_watermark),
-            _put(self.last_stable_offsets, partition, last_stable_offset),
-            _put(self.recovery_points, partition, recovery_point),
-            self.applied_sequence,
+        return replace(
+            self,
+            high_watermarks=_put(self.high_watermarks, partition, high_watermark),
+            last_stable_offsets=_put(self.last_stable_offsets, partition, last_stable_offset),
+            recovery_points=_put(self.recovery_points, partition, recovery_point),
         )
 
 
@@ -64,6 +67,7 @@ def read_ends(fs: FileSystem, path: str, *, partitions: int, limits: Limits = DE
         last_stable_offsets=whole_numbers(document, "last_stable_offsets", file=path),
         recovery_points=whole_numbers(document, "recovery_points", file=path),
         applied_sequence=whole_number(document, "applied_sequence", file=path),
+        flushed_sequence=whole_number(document, "flushed_sequence", file=path),
     )
     counts = {len(ends.high_watermarks), len(ends.last_stable_offsets), len(ends.recovery_points)}
     if len(counts) != 1 or max(counts) > partitions:
@@ -78,6 +82,7 @@ def write_ends(fs: FileSystem, path: str, ends: TopicEnds, *, durable: bool = Tr
         path,
         {
             "applied_sequence": ends.applied_sequence,
+            "flushed_sequence": ends.flushed_sequence,
             "high_watermarks": list(ends.high_watermarks),
             "last_stable_offsets": list(ends.last_stable_offsets),
             "recovery_points": list(ends.recovery_points),

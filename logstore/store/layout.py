@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from dataclasses import dataclass
 
+from logstore.errors import CorruptState
 from logstore.topic import TopicPartition, check_topic_name, parse_uuid
 
 #: a directory whose name is not topic-N makes a broker refuse to start, and print this name
@@ -73,6 +75,19 @@ class Layout:
 
     def partition_state(self, topic_id: str, partition: int) -> str:
         return os.path.join(self.topic_state(topic_id), str(partition))
+
+    def tail(self, topic_id: str, partition: int) -> str:
+        return os.path.join(self.topic_state(topic_id), f"{partition}.tail")
+
+    def plan(self, plan_id: str) -> str:
+        """The folder of a plan's staged files."""
+        if not re.fullmatch(r"[0-9a-f]{32}", plan_id):
+            raise CorruptState(f"{plan_id[:40]!r} is not a plan id")
+        return os.path.join(self.staging, f"{plan_id}-plan")
+
+    @property
+    def ledger(self) -> str:
+        return os.path.join(self.root, "ledger")
 
     def work(self, purpose: str) -> str:
         """A new place under `staging/`, on the same file system, for what is renamed into place later, or removed."""

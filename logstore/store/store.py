@@ -282,6 +282,7 @@ class LogStore:
                 log.close(clean=False)
                 raise
             log.close()
+            self.forget_tail(topic, number)  # before the ends: a tail that lags behind them would be believed
             self.write_ends(topic, published(ends, number, log))
 
     def open_log(
@@ -312,6 +313,11 @@ class LogStore:
             long_lived=False,
             producer_expiration_ms=self.broker_config.producer_id_expiration_ms,
         )
+
+    def forget_tail(self, topic: Topic, number: int) -> None:
+        """Make the next append look for the log's end itself."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.unlink(self.layout.tail(topic.id, number))
 
     def check_exists(self, topic: Topic) -> None:
         """Raises UnknownTopic when the topic is another one by now."""
@@ -385,7 +391,8 @@ class LogStore:
                 state_path = self.layout.partition_state(topic.id, partition.partition)
                 self.fs.mkdir(self.layout.topic_state(topic.id))
                 if not self.fs.exists(state_path):
-                    write_state(self.fs, state_path, PartitionState())  # readers go by the list, also by an empty one
+                    # Readers go by the list, also by an empty one.
+                    write_state(self.fs, state_path, PartitionState(producers=False))
                 draft = self.layout.work("partition")
                 self.fs.mkdir(draft)
                 write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)

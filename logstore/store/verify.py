@@ -21,8 +21,9 @@ from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import read_snapshot
 from logstore.partition.state import PartitionState, SegmentEntry, read_state
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, BatchTable
+from logstore.segment.batches import Chunk
 from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file_name, parse_file_name
-from logstore.segment.segment import Chunk, LogSegment
+from logstore.segment.segment import LogSegment
 from logstore.topic import TopicPartition
 
 #: after this many findings in one segment the rest is the same story
@@ -110,7 +111,7 @@ def _verify_segments(
     """The offset after the last batch, None when the last segment could not be read to its end."""
     next_offset: int | None = state.segments[0].base_offset if state.segments else state.log_start_offset
     for number, entry in enumerate(state.segments):
-        if entry.base_offset >= high_watermark and number > 0:
+        if entry.base_offset > high_watermark:
             break
         is_last = number + 1 == len(state.segments)
         upper = None if is_last else state.segments[number + 1].base_offset
@@ -169,7 +170,9 @@ def _first_offsets(table: BatchTable) -> BatchTable:
 
 def _committed_chunks(segment: LogSegment, high_watermark: int) -> Iterator[Chunk]:
     """Chunks with committed batches; damage above the high watermark is not ours to judge."""
-    committed = True
+    committed = segment.base_offset < high_watermark
+    if not committed:
+        return
     try:
         for chunk in segment.chunks():
             if not committed:

@@ -1,0 +1,84 @@
+"""The ledger's gate: many may read and commit at once, one alone may tidy up or repair.
+
+Two bytes of one file, locked by open-file-description locks. Whoever passes locks the first byte shared for a moment
+and the second one shared while it works; whoever wants to be alone locks the first one, so that nobody new comes in,
+and waits for the second. The gate keeps log files in place under a committer that stalls; it decides nothing about
+who wins, which is the table's compare-and-set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Iterator
+
+from logstore.errors import LockHeld, UnsuitableFileSystem
+from logstore.files import FileSystem
+
+PASS_WAIT_MS = 30_000
+
+_FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid (0 for open-file-description locks)
+_DOOR, _ROOM = 0, 1  # the two bytes
+_PAUSE_S = 0.001
+
+
+class Gate:
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self.path = path
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Among others. Raises LockHeld when somebody is alone for longer than PASS_WAIT_MS."""
+        with self._open() as fd:
+            self._take(fd, _DOOR, fcntl.F_RDLCK, PASS_WAIT_MS)
+            self._take(fd, _ROOM, fcntl.F_RDLCK, PASS_WAIT_MS)
+            _set(fd, _DOOR, fcntl.F_UNLCK)
+            yield
+
+    @contextlib.contextmanager
+    def alone(self, wait_ms: int = PASS_WAIT_MS) -> Iterator[None]:
+        """With nobody else inside; raises LockHeld after `wait_ms`."""
+        with self._open() as fd:
+            self._take(fd, _DOOR, fcntl.F_WRLCK, wait_ms)
+            self._take(fd, _ROOM, fcntl.F_WRLCK, wait_ms)
+            yield
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        file = self._fs.open(self.path, create=True)
+        try:
+            yield file.fileno()
+        finally:
+            # Not left to close(): a forked child may share the open file.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+            file.close()
+
+    def _take(self, fd: int, byte: int, kind: int, wait_ms: int) -> None:
+        deadline = time.monotonic() + wait_ms / 1000
+        while not _set(fd, byte, kind):
+            if time.monotonic() >= deadline:
+                raise LockHeld(
+                    f"the ledger was in use for longer than {wait_ms} ms",
+                    file=self.path,
+                    hint="A process that is stopped inside a commit or a clean-up holds it; `lslocks` shows which.",
+                )
+            time.sleep(_PAUSE_S)
+
+
+def _set(fd: int, byte: int, kind: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise UnsuitableFileSystem(
+            f"the file system refuses open-file-description locks: {error.strerror}",
+            hint="Put the store on a local or POSIX shared file system.",
+        ) from error
+    return True

@@ -1,0 +1,263 @@
+"""The ledger of a store: the table `commits` that decides, and the tables `runs` and `segments` that remember.
+
+A commit is one Delta transaction for all topics of a batch. It carries the application transactions
+`app:APP_ID → batch_id` and, for each topic, `topic:TOPIC_ID → sequence`; it happens only on a version that shows the
+values the caller saw, so of two commits that touch the same app or topic one gets CommitConflict, whoever holds which
+lease. Replay and fencing look at the transaction log alone. The ledger never looks at logs, plans or state files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.errors import CommitConflict, LedgerError
+from logstore.files import OS_FILES, FileSystem
+from logstore.ledger.rows import (
+    COMMITS,
+    DETAILS_CHARS_MAX,
+    RUNS,
+    SEGMENTS,
+    AppProgress,
+    CommitRequest,
+    CommitRow,
+    RunRow,
+    SegmentRow,
+    check_number,
+    check_request,
+    check_text,
+    commit_row,
+    commit_rows,
+    run_row,
+)
+from logstore.ledger.table import Change, DataFile, LedgerTable
+
+
+class Ledger:
+    """The ledger in directory `path`, made when missing. For any number of threads and processes."""
+
+    def __init__(self, path: str | os.PathLike[str], *, fs: FileSystem = OS_FILES, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.path = os.path.abspath(path)
+        self._clock = clock
+        if not fs.exists(self.path):
+            fs.mkdir(self.path)
+            fs.fsync_dir(os.path.dirname(self.path))
+
+        def table(name: str, schema: pa.Schema, upkeep_every: int, spare_files: int) -> LedgerTable:
+            return LedgerTable(
+                os.path.join(self.path, name),
+                schema,
+                fs=fs,
+                clock=clock,
+                upkeep_every=upkeep_every,
+                spare_files=spare_files,
+            )
+
+        # The figures keep the whole directory below 300 files however fast it is written.
+        self.commits_table = table("commits", COMMITS, 20, 48)
+        self.runs_table = table("runs", RUNS, 10, 12)
+        self.segments_table = table("segments", SEGMENTS, 10, 12)
+
+    def maintain(self) -> None:
+        """Merge small files, checkpoint, delete what is superseded; commits do the same every so often."""
+        for table in (self.commits_table, self.runs_table, self.segments_table):
+            table.maintain()
+
+    # --- commits ------------------------------------------------------------------------------------------------
+
+    def commit(self, request: CommitRequest) -> int:
+        """Commit; returns the table version once it is durable.
+
+        Raises InvalidCommit, CommitConflict (nothing happened, look again), CommitUnknown (call `resolve`), OSError
+        (nothing happened).
+        """
+        check_request(request)
+        return self._commit(request, void=False)
+
+    def commit_void(self, request: CommitRequest) -> int:
+        """Occupy the request's sequences without data, so that a commit of it still on its way must fail."""
+        check_request(request)
+        return self._commit(
+            request, {_topic(topic.topic_id): topic.sequence + 1 for topic in request.topics}, void=True
+        )
+
+    def resolve(self, request: CommitRequest) -> int | None:
+        """After CommitUnknown: the version at which the plan was committed, or None once it never will be."""
+        while True:
+            rows = self.find_plan(request.plan_id)
+            if rows:
+                return None if rows[0].void else rows[0].version
+            if any(self.sequence(topic.topic_id) != topic.sequence for topic in request.topics):
+                # Somebody else took a sequence, after which the plan cannot be committed; it may have been just before.
+                rows = self.find_plan(request.plan_id)
+                return rows[0].version if rows and not rows[0].void else None
+            try:
+                self.commit_void(request)
+                return None
+            except CommitConflict:
+                continue
+
+    def _commit(self, request: CommitRequest, *, void: bool) -> int:
+        table = self.commits_table
+        transactions = {_topic(topic.topic_id): topic.sequence + 1 for topic in request.topics}
+        if not void and request.app_id is not None and request.batch_id is not None:
+            transactions[_app(request.app_id)] = request.batch_id
+
+        def prepare() -> Change:
+            if not void and request.app_id is not None:
+                seen = table.transaction(_app(request.app_id))
+                if seen != request.expected_batch_id:
+                    raise CommitConflict(
+                        f"app_id {request.app_id!r} is at batch {seen}, expected {request.expected_batch_id}",
+                        file=table.path,
+                        hint="Another query commits under this app_id; look again.",
+                    )
+            for topic in request.topics:
+                sequence = table.transaction(_topic(topic.topic_id)) or 0
+                if sequence != topic.sequence:
+                    raise CommitConflict(
+                        f"topic {topic.topic} is at sequence {sequence}, expected {topic.sequence}",
+                        file=table.path,
+                        hint="Another writer committed to the topic; settle it and look again.",
+                    )
+            return Change(commit_rows(request, void=void, now_ms=self._clock.now_ms()), transactions)
+
+        return table.write(prepare)
+
+    def sequence(self, topic_id: str) -> int:
+        """The topic's last committed sequence, 0 before its first."""
+        table = self.commits_table
+        return table.run(lambda: table.transaction(_topic(topic_id)) or 0)
+
+    def last_batch(self, app_id: str) -> AppProgress | None:
+        """The app's last batch and who wrote it; None for an app the ledger does not know."""
+        table = self.commits_table
+
+        def look() -> AppProgress | None:
+            batch_id = table.transaction(_app(app_id))
+            if batch_id is None:
+                return None
+            of_batch = (pc.field("app_id") == app_id) & (pc.field("batch_id") == batch_id) & ~pc.field("void")
+            for row in self._newest_first(of_batch, 1):
+                return AppProgress(app_id, batch_id, row.query_id, row.plan_id, row.committed_ms)
+            raise LedgerError(f"the row of batch {batch_id} of app_id {app_id!r} is missing", file=table.path)
+
+        return table.run(look)
+
+    def commits_after(self, topic_id: str, applied_sequence: int) -> list[CommitRow]:
+        """The topic's rows above `applied_sequence`, in order, none missing. Raises LedgerError otherwise."""
+        table = self.commits_table
+
+        def look() -> list[CommitRow]:
+            last = table.transaction(_topic(topic_id)) or 0
+            if last < applied_sequence:
+                raise LedgerError(
+                    f"sequence {applied_sequence} of topic {topic_id} was applied, but the ledger ends at {last}",
+                    file=table.path,
+                    hint="The ledger is older than the store; restore both from one backup.",
+                )
+            if last == applied_sequence:
+                return []
+            newer = (pc.field("topic_id") == topic_id) & (pc.field("sequence") > applied_sequence)
+            rows = sorted(self._newest_first(newer, last - applied_sequence), key=lambda row: row.sequence)
+            if [row.sequence for row in rows] != list(range(applied_sequence + 1, last + 1)):
+                raise LedgerError(
+                    f"rows of topic {topic_id} between sequence {applied_sequence} and {last} are missing",
+                    file=table.path,
+                )
+            return rows
+
+        return table.run(look)
+
+    def find_plan(self, plan_id: str) -> list[CommitRow]:
+        """The rows of a plan, one a topic; empty when it was never committed."""
+        table = self.commits_table
+
+        def look() -> list[CommitRow]:
+            for file in reversed(table.files()):  # a commit's rows lie in one file
+                rows = self._matching(file, pc.field("plan_id") == plan_id)
+                if rows:
+                    return rows
+            return []
+
+        return table.run(look)
+
+    def commits(self) -> list[CommitRow]:
+        """Every row, oldest first."""
+        table = self.commits_table
+        return table.run(lambda: [commit_row(row) for row in table.read_all().to_pylist()])
+
+    def _newest_first(self, condition: pc.Expression, count: int) -> list[CommitRow]:
+        found: list[CommitRow] = []
+        for file in reversed(self.commits_table.files()):
+            found += reversed(self._matching(file, condition))
+            if len(found) >= count:
+                break
+        return found[:count]
+
+    def _matching(self, file: DataFile, condition: pc.Expression) -> list[CommitRow]:
+        rows = self.commits_table.read(file).filter(condition).sort_by("version")
+        return [commit_row(row) for row in rows.to_pylist()]
+
+    # --- runs and segments ----------------------------------------------------------------------------------------
+
+    def record_run(self, run: RunRow) -> int:
+        """Append a run's state; a later row with the same run id replaces it in `runs()`."""
+        check_text("run id", run.run_id)
+        check_text("kind", run.kind)
+        for name, text in (("result", run.result), ("reason", run.reason), ("details", run.details)):
+            check_text(name, text, empty=True, chars_max=DETAILS_CHARS_MAX)
+        for name, number in run.removed.items():
+            check_text("reason of a removal", name)
+            check_number(name, number)
+        row = asdict(run) | {"removed": list(run.removed.items()), "workers": list(run.workers)}
+        return self.runs_table.write(lambda: Change([row]))
+
+    def runs(self, *, latest: bool = True) -> list[RunRow]:
+        """The runs in the order they were first recorded, each as it was last recorded; or every row."""
+        table = self.runs_table
+        rows = table.run(lambda: [run_row(row) for row in table.read_all().sort_by("version").to_pylist()])
+        return list({row.run_id: row for row in rows}.values()) if latest else rows
+
+    def replace_segments(self, topic_id: str, partition: int, segments: Sequence[SegmentRow]) -> int:
+        """Put these statistics in place of all the partition had."""
+        check_text("topic id", topic_id)
+        table = self.segments_table
+
+        def prepare() -> Change:
+            mine = (pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)
+            removes, rest = [], [SEGMENTS.empty_table()]
+            for file in table.files():
+                rows = table.read(file).cast(SEGMENTS)
+                others = rows.filter(~mine)
+                if others.num_rows < rows.num_rows:
+                    removes.append(file)
+                    rest.append(others)
+            mark = {"version": table.version + 1, "topic_id": topic_id, "partition": partition}
+            rows = pa.Table.from_pylist([mark | asdict(segment) for segment in segments], schema=SEGMENTS)
+            return Change(pa.concat_tables([*rest, rows]), removes=tuple(removes))
+
+        return table.write(prepare)
+
+    def segments(self, topic_id: str, partition: int) -> list[SegmentRow]:
+        """A partition's statistics by base offset."""
+        table = self.segments_table
+        mine = (pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)
+        names = ["base_offset", "size_bytes", "records", "keys", "tombstones", "run_id"]
+        rows: pa.Table = table.run(table.read_all)
+        found: list[dict[str, Any]] = rows.filter(mine).sort_by("base_offset").select(names).to_pylist()
+        return [SegmentRow(**row) for row in found]
+
+
+def _app(app_id: str) -> str:
+    return f"app:{app_id}"
+
+
+def _topic(topic_id: str) -> str:
+    return f"topic:{topic_id}"

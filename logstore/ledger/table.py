@@ -1,0 +1,513 @@
+"""One Delta table of the ledger: written by delta-rs, made durable here, committed by compare-and-set, kept small.
+
+What delta-rs does (1.6, tried): a commit is a staged file hard-linked to its version's name, so of two racers for a
+version one gets it, and nobody sees half a file; with retries it *rebases* a commit onto a newer version; it never
+syncs anything. So this module
+
+- writes and syncs the data file itself, before the commit that names it;
+- allows delta-rs no retry: a commit goes to exactly the version after the snapshot whose values were checked, or fails,
+  and whether it is ours is read from the commit file, not from the error;
+- syncs the commit file and the log directory before it believes a commit, its own or another's. Each process does so
+  for every version it loads, thus version N is durable before anybody writes N + 1.
+
+**Torn files.** A commit carries a checksum of its actions. The last commit file may be unreadable after a power cut: it
+was never synced, so nobody was told of it; it counts as not committed and is moved to `torn/`. An unreadable commit
+file below another one cannot come from a power cut: LedgerError. A checkpoint nobody synced may be torn too; it is
+removed, for the commits it sums up are deleted only after it was synced.
+
+**Upkeep**, alone behind the gate: merge small files into tiers, checkpoint, then delete what is superseded. Readers
+that do not pass the gate (delta-spark) keep GRACE_MS for a snapshot, or as long as the newest `spare_files` superseded
+files last, whichever is shorter; a version's number is never used twice, because the gate keeps a stalled committer's
+log files in place. This module knows nothing of topics and apps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from logstore.clock import Clock
+from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
+from logstore.files import FileSystem, read_whole
+from logstore.ledger.gate import Gate
+
+GRACE_MS = 60_000
+ATTEMPTS_MAX = 200
+UPKEEP_WAIT_MS = 200
+UPKEEP_PAUSE_MS = 10_000  # after an upkeep that could not get in
+MERGED_BYTES_MAX = 8 << 20
+LOG_FILE_BYTES_MAX = 64 << 20
+DATA_FILE_BYTES_MAX = 256 << 20
+
+_COMMIT = re.compile(r"(\d{20})\.json\Z")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_STAGED = re.compile(r".+#\d+\Z")  # what a killed delta-rs leaves of a file on its way
+_HINT = "_last_checkpoint"
+_SEAL = "duramenSeal"
+_PROPERTIES = {
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.deletedFileRetentionDuration": f"interval {GRACE_MS // 1000} seconds",
+}
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A live data file; names sort by the version of their newest rows."""
+
+    name: str
+    size_bytes: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit does. Rows without `version` get the commit's own."""
+
+    rows: pa.Table | Sequence[dict[str, Any]]
+    transactions: dict[str, int] = field(default_factory=dict)
+    removes: tuple[DataFile, ...] = ()
+    is_rewrite: bool = False
+
+
+class _Torn(Exception):
+    """A file only a power cut leaves so."""
+
+
+class LedgerTable:
+    """A table at `path`, made when missing; for any number of threads, processes and hosts, opened after any fork."""
+
+    def __init__(
+        self, path: str, schema: pa.Schema, *, fs: FileSystem, clock: Clock, upkeep_every: int, spare_files: int
+    ) -> None:
+        self.path = path
+        self.schema = schema
+        self._log = os.path.join(path, "_delta_log")
+        self._fs = fs
+        self._clock = clock
+        self._upkeep_every = upkeep_every
+        self._spare_files = spare_files
+        self._gate = Gate(fs, path + ".gate")
+        self._mutex = threading.RLock()
+        self._table: DeltaTable | None = None
+        self._files: tuple[int, list[DataFile]] | None = None
+        #: every commit up to this one was read, found whole, and synced
+        self._durable_version = -1
+        self._checkpoint_version = -1
+        self._upkeep_not_before_ms = 0
+        #: why the last upkeep that a commit started did not finish; the commit itself stands
+        self.upkeep_error: Exception | None = None
+        if not fs.exists(self._log):
+            with self._gate.alone():
+                self._create()
+        self.run(lambda: None)
+        if self._delta.schema().to_json() != Schema.from_arrow(schema).to_json():
+            raise LedgerError("the table has other columns than this release writes", file=path)
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def run(self, work: Callable[[], T]) -> T:
+        """The result of `work` on the newest version, whose files stay in place meanwhile."""
+        with self._mutex:
+            try:
+                with self._gate.shared():
+                    self._refresh()
+                    return work()
+            except _Torn:
+                with self._gate.alone():
+                    self._repair()
+                    self._refresh()
+                    return work()
+
+    @property
+    def version(self) -> int:
+        return self._delta.version()
+
+    def transaction(self, name: str) -> int | None:
+        """The version of an application transaction, from the log alone. Inside `run` or `write`."""
+        return self._delta.transaction_version(name)
+
+    def files(self) -> list[DataFile]:
+        """The live files, oldest first. Inside `run` or `write`."""
+        if self._files is None or self._files[0] != self.version:
+            adds = pa.table(self._delta.get_add_actions())
+            columns = [adds[name].to_pylist() for name in ("path", "size_bytes", "num_records")]
+            found = [DataFile(name, size, rows or 0) for name, size, rows in zip(*columns, strict=True)]
+            self._files = (self.version, sorted(found, key=lambda file: file.name))
+        return self._files[1]
+
+    def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
+        data = read_whole(self._fs, os.path.join(self.path, file.name), limit=DATA_FILE_BYTES_MAX)
+        with _damage_named(os.path.join(self.path, file.name)):
+            return pq.ParquetFile(pa.BufferReader(data)).read(columns=columns)
+
+    def read_all(self, columns: list[str] | None = None) -> pa.Table:
+        """All rows, oldest first."""
+        names = columns or self.schema.names
+        empty = pa.schema([self.schema.field(name) for name in names]).empty_table()
+        return pa.concat_tables([empty] + [self.read(file, names).cast(empty.schema) for file in self.files()])
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, prepare: Callable[[], Change]) -> int:
+        """Commit what `prepare` makes of the newest version; returns the version it became.
+
+        `prepare` is asked again after a lost race, and may raise to give up. Raises CommitUnknown when it cannot be
+        said whether the commit happened, OSError when it certainly did not.
+        """
+        with self._mutex:
+            version = self.run(lambda: self._commit(prepare))
+            if version - self._checkpoint_version >= self._upkeep_every:
+                self._upkeep_after_commit()
+            return version
+
+    def _commit(self, prepare: Callable[[], Change]) -> int:
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                time.sleep(random.uniform(0, 0.002 * min(attempt, 20)))
+                self._refresh()
+            if self._attempt(prepare()):
+                return self.version + 1
+        raise CommitConflict(
+            f"other writers were faster {ATTEMPTS_MAX} times in a row", file=self.path, hint="Try again."
+        )
+
+    def _attempt(self, change: Change) -> bool:
+        """Try to become the version after the loaded one; False when somebody else did."""
+        version = self.version + 1
+        rows = change.rows
+        if not isinstance(rows, pa.Table):
+            rows = pa.Table.from_pylist([{"version": version} | row for row in rows], schema=self.schema)
+        newest = max(rows["version"].to_pylist(), default=version)
+        name = f"{newest:020d}-{uuid.uuid4().hex}.parquet"
+        path = os.path.join(self.path, name)
+        size_bytes = self._write_data(path, rows)
+        now_ms = self._clock.now_ms()
+        stats = json.dumps({"numRecords": rows.num_rows})
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(name, size_bytes, {}, now_ms, not change.is_rewrite, stats),
+            *(RemoveAction(gone.name, not change.is_rewrite, now_ms, gone.size_bytes, {}) for gone in change.removes),
+        ]
+        seal = _seal([(name, size_bytes)], [gone.name for gone in change.removes], list(change.transactions.items()))
+        properties = CommitProperties(
+            custom_metadata={_SEAL: seal},
+            max_commit_retries=0,
+            app_transactions=[Transaction(key, value) for key, value in change.transactions.items()],
+        )
+        failure: Exception | None = None
+        try:
+            self._delta.create_write_transaction(
+                actions, "append", self.schema, commit_properties=properties, post_commithook_properties=_NO_HOOKS
+            )
+        except Exception as error:  # delta-rs raises many kinds; the commit file says what happened
+            failure = error
+        try:
+            winner = self._read_commit(version)
+            if winner is None:
+                raise CommitUnknown(f"no commit {version} came of it: {failure}", file=self.path) from failure
+            if name.encode() not in winner:
+                with contextlib.suppress(OSError):
+                    self._fs.unlink(path)  # else the next upkeep finds it
+                return False
+            self._fsync(self._commit_path(version))
+            self._fs.fsync_dir(self._log)
+            if self._find_checkpoints()[-1:] > [version - 1]:
+                raise CommitUnknown(f"commit {version} came after a checkpoint of its version", file=self.path)
+        except OSError as error:
+            raise CommitUnknown(f"commit {version} could not be made durable: {error}", file=self.path) from error
+        return True
+
+    def _write_data(self, path: str, rows: pa.Table) -> int:
+        sink = io.BytesIO()
+        pq.write_table(rows, sink, compression="zstd", store_schema=False)
+        data = sink.getvalue()
+        file = self._fs.open(path, create=True, exclusive=True)
+        try:
+            file.pwrite(data, 0)
+            file.fsync()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._fs.unlink(path)
+            raise
+        finally:
+            file.close()
+        self._fs.fsync_dir(self.path)
+        return len(data)
+
+    def _create(self) -> None:
+        if self._fs.exists(self._log):
+            return
+        scratch = f"{self.path}.new"
+        self._remove_tree(scratch)
+        DeltaTable.create(scratch, self.schema, configuration=dict(_PROPERTIES))
+        self._fsync(os.path.join(scratch, "_delta_log", f"{0:020d}.json"))
+        self._fs.fsync_dir(os.path.join(scratch, "_delta_log"))
+        self._fs.fsync_dir(scratch)
+        self._fs.rename(scratch, self.path)
+        self._fs.fsync_dir(os.path.dirname(self.path))
+
+    def _remove_tree(self, path: str) -> None:
+        if self._fs.exists(path):
+            for name in self._fs.listdir(path):
+                child = os.path.join(path, name)
+                if os.path.isdir(child):
+                    self._remove_tree(child)
+                else:
+                    self._fs.unlink(child)
+            self._fs.rmdir(path)
+
+    # --- loading ------------------------------------------------------------------------------------------------
+
+    @property
+    def _delta(self) -> DeltaTable:
+        assert self._table is not None
+        return self._table
+
+    def _refresh(self) -> None:
+        """Load the newest version, having made sure that a power cut cannot take it back."""
+        while True:
+            self._make_durable()
+            try:
+                if self._table is None:
+                    self._table = DeltaTable(self.path)
+                elif self._table.version() < self._durable_version:
+                    self._table.update_incremental()
+            except DeltaError as error:
+                raise LedgerError(f"delta-rs cannot load the table: {error}", file=self.path) from error
+            if self._table.version() < self._durable_version:
+                raise LedgerError(f"delta-rs does not see version {self._durable_version}", file=self.path)
+            if self._table.version() == self._durable_version:
+                return
+
+    def _make_durable(self) -> None:
+        checkpoints = self._find_checkpoints()
+        if self._durable_version < 0:
+            self._examine_checkpoint(checkpoints)
+        self._checkpoint_version = max([-1, *checkpoints])
+        known = max(self._durable_version, self._checkpoint_version)
+        newer = [version for version in self._find_commits() if version > known]
+        if newer != list(range(known + 1, known + 1 + len(newer))):
+            raise LedgerError(f"a commit file between {known} and {newer[-1]} is missing", file=self._log)
+        for version in newer:
+            if not _is_whole(self._read_commit(version) or b""):
+                if version != newer[-1] or version == 0:
+                    raise LedgerError("a commit file is damaged", file=self._commit_path(version))
+                raise _Torn
+            self._fsync(self._commit_path(version))
+        if newer:
+            self._fs.fsync_dir(self._log)
+        self._durable_version = max([known, *newer])
+
+    def _examine_checkpoint(self, checkpoints: list[int]) -> None:
+        hint = self._hint_version()
+        if hint is not None and hint not in checkpoints:
+            raise _Torn
+        if checkpoints:
+            try:
+                pq.ParquetFile(pa.BufferReader(self._read_log(self._checkpoint_path(checkpoints[-1])))).read()
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise _Torn from error
+
+    def _repair(self) -> None:
+        """Take away what a power cut left torn. Alone."""
+        self._table, self._files, self._durable_version = None, None, -1
+        checkpoints = self._find_checkpoints()
+        while True:
+            try:
+                self._examine_checkpoint(checkpoints)
+                break
+            except _Torn:
+                if self._fs.exists(self._hint_path):
+                    self._fs.unlink(self._hint_path)  # only a hint; readers list the directory without it
+                else:
+                    self._fs.unlink(self._checkpoint_path(checkpoints.pop()))
+        self._fs.fsync_dir(self._log)
+        try:
+            self._make_durable()
+        except _Torn:
+            version = self._find_commits()[-1]
+            shelf = os.path.join(os.path.dirname(self.path), "torn")
+            self._fs.mkdir(shelf)
+            name = f"{os.path.basename(self.path)}-{version:020d}-{uuid.uuid4().hex}.json"
+            self._fs.rename(self._commit_path(version), os.path.join(shelf, name))
+            self._fs.fsync_dir(self._log)
+
+    # --- upkeep -------------------------------------------------------------------------------------------------
+
+    def _upkeep_after_commit(self) -> None:
+        if self._clock.monotonic_ms() < self._upkeep_not_before_ms:
+            return
+        try:
+            self.maintain(wait_ms=UPKEEP_WAIT_MS)
+            self.upkeep_error = None
+        except (DuramenError, DeltaError, OSError, pa.ArrowException) as error:
+            self.upkeep_error = error
+            self._upkeep_not_before_ms = self._clock.monotonic_ms() + UPKEEP_PAUSE_MS
+
+    def maintain(self, *, wait_ms: int = 30_000) -> None:
+        """Merge, checkpoint, delete what is superseded. Raises LockHeld when others stay inside for `wait_ms`."""
+        with self._mutex, self._gate.alone(wait_ms):
+            self._refresh()
+            self._merge()
+            self._checkpoint()
+            self._delete_log()
+            self._delete_data()
+
+    def _merge(self) -> None:
+        files = self.files()
+        merged = tuple(files[len(files) - files_to_merge(files) :])
+        if len(merged) < 2:
+            return
+        rows = pa.concat_tables([self.read(file).cast(self.schema) for file in merged])
+        if not self._attempt(Change(rows, removes=merged, is_rewrite=True)):
+            raise CommitConflict("a writer did not pass the gate", file=self.path)
+        for file in merged:  # from now on the file's time says since when it is superseded
+            self._fs.set_mtime(os.path.join(self.path, file.name), self._clock.now_ms())
+        self._refresh()
+
+    def _checkpoint(self) -> None:
+        if self.version > self._checkpoint_version:
+            self._delta.create_checkpoint()
+            self._fsync(self._checkpoint_path(self.version))
+            self._fsync(self._hint_path)
+            self._fs.fsync_dir(self._log)
+            self._checkpoint_version = self.version
+            self._table = None  # a table loaded from the checkpoint commits faster than one that remembers every commit
+            self._refresh()
+
+    def _delete_log(self) -> None:
+        checkpoints = {version: self._mtime_ms(self._checkpoint_path(version)) for version in self._find_checkpoints()}
+        superseded: list[tuple[int, int, str]] = []
+        for name in self._fs.listdir(self._log):
+            path = os.path.join(self._log, name)
+            if _STAGED.match(name):
+                self._fs.unlink(path)
+            elif found := _COMMIT.match(name) or _CHECKPOINT.match(name):
+                version = int(found[1])
+                later = [since_ms for checkpoint, since_ms in checkpoints.items() if checkpoint > version]
+                if later:
+                    superseded.append((min(later), version, path))
+        self._delete_superseded((since_ms, path) for since_ms, _, path in sorted(superseded))
+
+    def _delete_data(self) -> None:
+        live = {file.name for file in self.files()}
+        paths = [
+            os.path.join(self.path, name)
+            for name in self._fs.listdir(self.path)
+            if name.endswith(".parquet") and name not in live
+        ]
+        self._delete_superseded(sorted((self._mtime_ms(path), path) for path in paths))
+
+    def _delete_superseded(self, files: Iterable[tuple[int, str]]) -> None:
+        ordered = list(files)
+        cutoff_ms = self._clock.now_ms() - GRACE_MS
+        for index, (since_ms, path) in enumerate(ordered):
+            if since_ms < cutoff_ms or index < len(ordered) - self._spare_files:
+                self._fs.unlink(path)
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def _commit_path(self, version: int) -> str:
+        return os.path.join(self._log, f"{version:020d}.json")
+
+    def _checkpoint_path(self, version: int) -> str:
+        return os.path.join(self._log, f"{version:020d}.checkpoint.parquet")
+
+    @property
+    def _hint_path(self) -> str:
+        return os.path.join(self._log, _HINT)
+
+    def _hint_version(self) -> int | None:
+        try:
+            return int(json.loads(self._read_log(self._hint_path))["version"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _Torn from error
+
+    def _find_commits(self) -> list[int]:
+        return [int(found[1]) for name in self._fs.listdir(self._log) if (found := _COMMIT.match(name))]
+
+    def _find_checkpoints(self) -> list[int]:
+        return [int(found[1]) for name in self._fs.listdir(self._log) if (found := _CHECKPOINT.match(name))]
+
+    def _read_commit(self, version: int) -> bytes | None:
+        try:
+            return self._read_log(self._commit_path(version))
+        except FileNotFoundError:
+            return None
+
+    def _read_log(self, path: str) -> bytes:
+        return read_whole(self._fs, path, limit=LOG_FILE_BYTES_MAX)
+
+    def _mtime_ms(self, path: str) -> int:
+        return self._fs.stat(path).mtime_ms
+
+    def _fsync(self, path: str) -> None:
+        file = self._fs.open(path)
+        try:
+            file.fsync()
+        finally:
+            file.close()
+
+
+def files_to_merge(files: Sequence[DataFile]) -> int:
+    """How many of the newest files become one: as far back as they hold no more rows than all newer ones together.
+
+    So sizes double from tier to tier, and a row is rewritten about log2(rows / upkeep_every) times. A file near
+    MERGED_BYTES_MAX stays as it is. 0 when nothing is to be merged.
+    """
+    count = rows = size_bytes = 0
+    for file in reversed(files):
+        if count and (file.rows > rows or size_bytes + file.size_bytes > MERGED_BYTES_MAX):
+            break
+        count, rows, size_bytes = count + 1, rows + file.rows, size_bytes + file.size_bytes
+    return count if count > 1 else 0
+
+
+def _seal(adds: list[tuple[str, int]], removes: list[str], transactions: list[tuple[str, int]]) -> str:
+    text = json.dumps([sorted(adds), sorted(removes), sorted(transactions)])
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether a commit file holds all its actions; one without our seal only has to be readable."""
+    try:
+        actions = [json.loads(line) for line in data.decode().splitlines()]
+        found = {key: [action[key] for action in actions if key in action] for key in ("add", "remove", "txn")}
+        seals = [action["commitInfo"].get(_SEAL) for action in actions if "commitInfo" in action]
+        adds = [(str(add["path"]), int(add["size"])) for add in found["add"]]
+        removes = [str(remove["path"]) for remove in found["remove"]]
+        transactions = [(str(txn["appId"]), int(txn["version"])) for txn in found["txn"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+    if not actions:
+        return False
+    return not seals or seals[0] is None or seals[0] == _seal(adds, removes, transactions)
+
+
+@contextlib.contextmanager
+def _damage_named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, ValueError) as error:
+        raise LedgerError(f"a data file is damaged: {error}", file=path) from error

@@ -1,0 +1,210 @@
+"""The short way to append: batches of a decided plan onto a partition whose end is known exactly.
+
+A `PartitionLog` looks through its directory when it is opened; a micro-batch every second cannot afford that. An
+appender opens the active segment alone, at the tail its caller knows from the topic's `ends`: whatever lies behind
+that tail was left by an interrupted append and is cut first. It writes what a `PartitionLog` that had never been
+closed would write. Logs with idempotent or transactional producers go through `PartitionLog`. The caller holds the
+partition lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from logstore.config import LogConfig
+from logstore.errors import AppendTooLarge, DamagedLog
+from logstore.files import FileSystem
+from logstore.limits import Limits
+from logstore.partition.leader_epochs import LeaderEpochs
+from logstore.partition.roll import jitter_ms, max_segment_ms
+from logstore.partition.snapshot import write_snapshot
+from logstore.partition.state import PartitionState, SegmentEntry, write_state
+from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
+from logstore.records.native import address_of, kernels
+from logstore.records.record import NO_TIMESTAMP
+from logstore.records.table import LAST_OFFSET, SIZE
+from logstore.segment.batches import Chunk
+from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name, parse_file_name
+from logstore.segment.segment import LogSegment, RollLimits
+from logstore.segment.time_index import TimestampOffset
+from logstore.topic import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a log, exactly: its active segment, how much of it counts, and the bookkeeping of its indexes."""
+
+    base_offset: int = 0
+    size_bytes: int = 0
+    largest_timestamp_ms: int = NO_TIMESTAMP
+    largest_timestamp_offset: int = 0
+    bytes_since_index_entry: int = 0
+    index_entries: int = 0
+    time_index_entries: int = 0
+
+
+def tail_of(segment: LogSegment) -> Tail:
+    largest = segment.largest
+    return Tail(
+        segment.base_offset,
+        segment.size_bytes,
+        largest.timestamp_ms,
+        largest.offset,
+        segment.bytes_since_index_entry,
+        segment.offset_index.entries,
+        segment.time_index.entries,
+    )
+
+
+class Appender:
+    """Open, `append`, `finish`."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        *,
+        partition: TopicPartition,
+        config: LogConfig,
+        state: PartitionState,
+        state_path: str,
+        tail: Tail,
+        end_offset: int,
+        now_ms: int,
+        limits: Limits,
+    ) -> None:
+        """Cut the log to `tail`, where `end_offset` is next. Raises DamagedLog when the files end before it."""
+        self._fs = fs
+        self._directory = directory
+        self._partition = partition
+        self._config = config
+        self._state = state
+        self._state_path = state_path
+        self._now_ms = now_ms
+        self._limits = limits
+        self.end_offset = end_offset
+        self._rolled: list[LogSegment] = []
+        self._sealed = tuple(entry for entry in state.segments if entry.base_offset < tail.base_offset)
+        self._list_changed = not state.segments or state.segments[-1].base_offset != tail.base_offset
+        self._active = self._open_active(tail)
+        epochs = LeaderEpochs.load(fs, directory, limits=limits)
+        if epochs.latest is None:
+            epochs.assign(0, end_offset)
+        self._leader_epoch = epochs.latest.epoch if epochs.latest else 0
+
+    def _open_active(self, tail: Tail) -> LogSegment:
+        path = os.path.join(self._directory, file_name(tail.base_offset, FileKind.LOG))
+        fresh = not self._fs.exists(path)
+        segment = self._segment(tail.base_offset)
+        if segment.size_bytes < tail.size_bytes or (fresh and tail.size_bytes):
+            raise DamagedLog(
+                f"the log has {segment.size_bytes} bytes where {tail.size_bytes} were committed",
+                partition=self._partition,
+                file=path,
+                offset=self.end_offset,
+                hint="Run `duramen recover`",
+            )
+        if segment.size_bytes > tail.size_bytes or segment.offset_index.entries != tail.index_entries:
+            self._remove_later_segments(tail.base_offset)
+            segment.cut_bytes(tail.size_bytes)
+        if segment.offset_index.entries > tail.index_entries:
+            segment.offset_index.keep(tail.index_entries)
+        if segment.time_index.entries > tail.time_index_entries:
+            segment.time_index.keep(tail.time_index_entries)
+        segment.restore(
+            TimestampOffset(tail.largest_timestamp_ms, tail.largest_timestamp_offset), tail.bytes_since_index_entry
+        )
+        return segment
+
+    def _remove_later_segments(self, base_offset: int) -> None:
+        """What an interrupted append rolled into; its bytes were never visible."""
+        for name in self._fs.listdir(self._directory):
+            file = parse_file_name(name)
+            if file and file.transient is Transient.NONE and file.base_offset > base_offset:
+                self._fs.unlink(os.path.join(self._directory, name))
+
+    def _segment(self, base_offset: int) -> LogSegment:
+        return LogSegment(
+            self._fs,
+            self._directory,
+            base_offset,
+            index_interval_bytes=self._config.index_interval_bytes,
+            index_bytes=self._config.segment_index_bytes,
+            created_ms=self._now_ms,
+            jitter_ms=jitter_ms(self._config, str(self._partition), base_offset),
+            writable=True,
+            limits=self._limits,
+        )
+
+    def append(self, chunks: Iterable[Chunk]) -> None:
+        """Place batches, rolling where due. Raises AppendTooLarge, and whatever reading the chunks raises."""
+        append_time = self._config.message_timestamp_type == "LogAppendTime"
+        for chunk in chunks:
+            table = chunk.table
+            if append_time:
+                kernels().stamp_append_time(address_of(chunk.data), address_of(table), len(table), self._now_ms)
+            first = 0
+            fresh = False
+            while first < len(table):
+                segment = self._active
+                placed, reason = segment.place(
+                    chunk.data,
+                    table,
+                    first,
+                    next_offset=self.end_offset,
+                    leader_epoch=self._leader_epoch,
+                    now_ms=self._now_ms,
+                    roll_limits=RollLimits(
+                        self._config.segment_bytes, max_segment_ms(self._config) - segment.jitter_ms
+                    ),
+                    fresh=fresh,
+                )
+                fresh = False
+                if placed:
+                    first += placed
+                    self.end_offset = int(table[first - 1, LAST_OFFSET]) + 1
+                if reason == ROLL_APPEND_TOO_LARGE:
+                    raise AppendTooLarge(
+                        f"a batch of {int(table[first, SIZE])} bytes; segment.bytes is {self._config.segment_bytes}",
+                        partition=self._partition,
+                        offset=self.end_offset,
+                    )
+                if reason != OK:
+                    self._roll()
+                    fresh = True
+
+    def _roll(self) -> None:
+        old = self._active
+        if old.base_offset != self.end_offset:
+            old.seal()
+            self._rolled.append(old)
+        else:
+            old.close(clean=False)
+        for kind in SEGMENT_KINDS:
+            stale = os.path.join(self._directory, file_name(self.end_offset, kind))
+            if self._fs.exists(stale):
+                self._fs.unlink(stale)
+        self._active = self._segment(self.end_offset)
+        path = os.path.join(self._directory, file_name(self.end_offset, FileKind.SNAPSHOT))
+        write_snapshot(self._fs, path, (), sync=False)  # as a log without producers has it; synced with the segment
+        self._list_changed = True
+
+    def finish(self) -> Tail:
+        """Publish the segment list if it changed, close the files; returns the new tail. Only the list is synced."""
+        tail = tail_of(self._active)
+        if self._list_changed:
+            segments = (*self._sealed, *map(_entry, self._rolled), _entry(self._active))
+            state = self._state.with_segments(segments, log_start_offset=self._state.log_start_offset)
+            write_state(self._fs, self._state_path, state)
+        self.close()
+        return tail
+
+    def close(self) -> None:
+        for segment in (*self._rolled, self._active):
+            segment.close(clean=False)
+
+
+def _entry(segment: LogSegment) -> SegmentEntry:
+    return SegmentEntry(segment.base_offset, segment.size_bytes, segment.largest.timestamp_ms)

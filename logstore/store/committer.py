@@ -1,0 +1,454 @@
+"""The commit path: staged batches become part of the logs, exactly once.
+
+    lease → settle → plan (fsynced) → commit (one ledger transaction: the decision) → append → publish → flush
+
+Nothing undecided is ever in a log. Whatever a dead process left is finished by the next one that takes the lease
+(`settle`), because a committed plan gives the same bytes whenever it is applied. `docs/protocols.md` has the crash
+points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from logstore.config import format_value
+from logstore.errors import CommitConflict, CommitUnknown, DiskFull, ReplayMismatch, TopicChanged, UnknownTopic
+from logstore.ledger import CommitRequest, CommitRow, Ledger, TopicCommit
+from logstore.partition.appender import tail_of
+from logstore.segment.names import SEGMENT_KINDS, FileKind, file_name
+from logstore.store.apply import apply_partition, numbers_of
+from logstore.store.ends import TopicEnds
+from logstore.store.locks import FileLock
+from logstore.store.plan import Plan, TopicPlan, read_plan, write_plan
+from logstore.store.registry import Topic
+from logstore.store.staging import StagedFile, TopicTarget
+from logstore.store.store import LogStore
+from logstore.store.tails import PartitionTail, boot_id, read_tail, write_tail
+from logstore.store.trees import remove_tree
+
+_OWNER_FILE = "owner"
+_ROOM_FACTOR = 1.1  # indexes and rounding beside the batches themselves
+_FLUSH_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AppBatch:
+    """Whose batch it is. `adopt` lets another query go on under the app's name."""
+
+    app_id: str
+    batch_id: int
+    query_id: str | None = None
+    adopt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit did. `replayed`: the batch was in the ledger already and nothing was written again."""
+
+    plan_id: str
+    topics: Mapping[str, TopicPlan] = field(default_factory=dict)
+    records: int = 0
+    bytes: int = 0
+    replayed: bool = False
+    timings_ms: Mapping[str, int] = field(default_factory=dict)
+    workers: tuple[str, ...] = ()
+
+
+#: Runs `apply_partition` for partitions of one topic of a plan; the sink spreads large ones over executors.
+ApplyMany = Callable[[Plan, Topic, Sequence[int]], None]
+
+
+class Staging:
+    """A plan's folder while it is being filled; locked, so that a sweep leaves it alone."""
+
+    def __init__(self, store: LogStore) -> None:
+        self.plan_id = uuid.uuid4().hex
+        self.folder = store.layout.plan(self.plan_id)
+        self._store = store
+        store.fs.mkdir(self.folder)
+        self._lock = FileLock(store.fs, os.path.join(self.folder, _OWNER_FILE))
+        self._lock.try_acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def discard(self) -> None:
+        self.release()
+        remove_tree(self._store.fs, self.folder)
+
+
+class Committer:
+    """The commit path of one open store."""
+
+    def __init__(self, store: LogStore) -> None:
+        self.store = store
+        self._fs = store.fs
+        self.ledger = Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+
+    # --- before encoding --------------------------------------------------------------------------------------------
+
+    def target(self, name: str) -> TopicTarget:
+        """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
+        topic = self.store.topic(name)
+        return TopicTarget(topic.name, topic.id, topic.partitions, self.store.log_config(topic), topic.config_version)
+
+    def check_replay(self, app: AppBatch) -> bool:
+        """Whether the batch is committed already. Raises ReplayMismatch when it cannot be this app's next."""
+        last = self.ledger.last_batch(app.app_id)
+        if last is None:
+            return False
+        if last.batch_id == app.batch_id and _same_query(last.query_id, app.query_id):
+            return True
+        if not app.adopt and not _same_query(last.query_id, app.query_id):
+            raise ReplayMismatch(
+                f"app {app.app_id!r} was last written by query {last.query_id} (batch {last.batch_id}); this is query "
+                f"{app.query_id} (batch {app.batch_id})",
+                hint="Two queries must not share an app_id. If the checkpoint was lost or replaced, continue with "
+                "adopt=True, or choose a new app_id",
+            )
+        if app.batch_id <= last.batch_id and not app.adopt:
+            raise ReplayMismatch(
+                f"app {app.app_id!r} is at batch {last.batch_id}; batch {app.batch_id} is older",
+                hint="The query's checkpoint was reset or is a copy. Continue with adopt=True if the rows are new, or "
+                "choose a new app_id",
+            )
+        return False
+
+    # --- commit -----------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        staging: Staging,
+        files: Sequence[StagedFile],
+        targets: Mapping[str, TopicTarget],
+        *,
+        app: AppBatch | None = None,
+        apply_many: ApplyMany | None = None,
+        timings_ms: Mapping[str, int] | None = None,
+        engine: str = "local",
+    ) -> Committed:
+        """Decide and append what was staged. `targets` are by topic id, as the encoding tasks saw them.
+
+        Raises TopicChanged (encode again), ReplayMismatch, DiskFull, LockHeld: nothing was changed then. An error of
+        the append leaves a committed batch that the next holder of the lease finishes; its message says so.
+        """
+        written = {count.topic_id for file in files for count in file.counts if count.records}
+        if not written:
+            staging.discard()
+            return Committed(staging.plan_id)
+        timings = dict(timings_ms or {})
+        with contextlib.ExitStack() as held:
+            topics = {topic_id: self._leased(held, targets[topic_id]) for topic_id in sorted(written)}
+            if app is not None and self.check_replay(app):
+                staging.discard()
+                return Committed(staging.plan_id, replayed=True)
+            began = time.monotonic()
+            ends = {topic_id: self.settle(topic) for topic_id, topic in topics.items()}
+            plan = self._plan(staging, files, topics, ends)
+            self._check_room(plan)
+            write_plan(self._fs, staging.folder, plan)
+            self._fs.fsync_dir(self.store.layout.staging)
+            timings["plan"] = _since(began)
+
+            began = time.monotonic()
+            workers = tuple(sorted({file.host for file in files}))
+            request = CommitRequest(
+                plan_id=plan.plan_id,
+                topics=tuple(
+                    TopicCommit(
+                        topic.topic_id,
+                        topic.topic,
+                        topic.sequence - 1,
+                        topic.base_offsets,
+                        topic.end_offsets,
+                        topic.records,
+                        topic.bytes,
+                    )
+                    for topic in plan.topics
+                ),
+                app_id=app.app_id if app else None,
+                batch_id=app.batch_id if app else None,
+                query_id=app.query_id if app else None,
+                expected_batch_id=self._expected(app),
+                timings_ms=timings,
+                workers=workers,
+                engine=engine,
+            )
+            self._decide(request)
+            timings["commit"] = _since(began)
+
+            began = time.monotonic()
+            for topic_plan in plan.topics:
+                topic = topics[topic_plan.topic_id]
+                self._apply(plan, topic, apply_many)
+                self._publish(topic, ends[topic.id], topic_plan)
+            timings["append"] = _since(began)
+        staging.release()
+        return Committed(
+            plan.plan_id,
+            {topic.topic: topic for topic in plan.topics},
+            sum(topic.records for topic in plan.topics),
+            sum(topic.bytes for topic in plan.topics),
+            timings_ms=timings,
+            workers=workers,
+        )
+
+    def _decide(self, request: CommitRequest) -> None:
+        """The commit point. An unknown outcome is made known before anything else happens."""
+        try:
+            self.ledger.commit(request)
+        except CommitUnknown as error:
+            if self.ledger.resolve(request) is None:
+                raise CommitConflict(
+                    f"the commit of plan {request.plan_id} failed and is ruled out for good: {error}",
+                    hint="Nothing was written; run the batch again",
+                ) from error
+
+    def _expected(self, app: AppBatch | None) -> int | None:
+        if app is None:
+            return None
+        last = self.ledger.last_batch(app.app_id)
+        return None if last is None else last.batch_id
+
+    def _leased(self, held: contextlib.ExitStack, target: TopicTarget) -> Topic:
+        held.enter_context(self.store.locks.lease(target.id, what=f"append to {target.name}"))
+        try:
+            topic = self.store.topic(target.name)
+        except UnknownTopic as error:
+            raise TopicChanged(f"topic {target.name} was deleted meanwhile") from error
+        if topic.id != target.id or topic.config_version != target.config_version:
+            raise TopicChanged(
+                f"topic {target.name} was altered while its batch was encoded", hint="The batch is encoded again"
+            )
+        return topic
+
+    def _plan(
+        self, staging: Staging, files: Sequence[StagedFile], topics: Mapping[str, Topic], ends: Mapping[str, TopicEnds]
+    ) -> Plan:
+        records: dict[str, list[int]] = {topic.id: [0] * topic.partitions for topic in topics.values()}
+        sizes = dict.fromkeys(topics, 0)
+        for file in files:
+            for count in file.counts:
+                records[count.topic_id][count.partition] += count.records
+                sizes[count.topic_id] += count.bytes
+        plans = []
+        for topic_id, topic in topics.items():
+            bases = ends[topic_id].high_watermarks
+            settings = self.store.topic_settings(topic)
+            plans.append(
+                TopicPlan(
+                    topic.name,
+                    topic_id,
+                    topic.partitions,
+                    topic.config_version,
+                    {name: format_value(one.value) for name, one in settings.items()},
+                    ends[topic_id].applied_sequence + 1,
+                    bases,
+                    tuple(base + more for base, more in zip(bases, records[topic_id], strict=True)),
+                    sum(records[topic_id]),
+                    sizes[topic_id],
+                )
+            )
+        names = tuple(file.name for file in files if file.records)
+        return Plan(staging.plan_id, self.store.clock.now_ms(), names, tuple(plans))
+
+    def _check_room(self, plan: Plan) -> None:
+        needed = int(sum(topic.bytes for topic in plan.topics) * _ROOM_FACTOR)
+        try:
+            free = os.statvfs(self.store.layout.logs)
+        except OSError:
+            return  # a simulated file system
+        available = free.f_bavail * free.f_frsize
+        if needed > available:
+            raise DiskFull(
+                f"the batch needs about {needed} bytes, {available} are free",
+                file=self.store.layout.logs,
+                hint="Nothing was committed; make room and run the batch again",
+            )
+
+    def _apply(self, plan: Plan, topic: Topic, apply_many: ApplyMany | None) -> None:
+        topic_plan = plan.topic(topic.id)
+        assert topic_plan is not None
+        numbers = list(numbers_of(topic_plan))
+        for number in numbers:
+            self.store.place_partition(topic, topic.partition(number))
+        if apply_many is not None:
+            apply_many(plan, topic, numbers)
+            return
+        for number in numbers:
+            apply_partition(self.store, plan, topic, number)
+
+    def _publish(self, topic: Topic, ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
+        """Readers see the batch from here on."""
+        watermarks = tuple(max(*pair) for pair in zip(ends.high_watermarks, plan.end_offsets, strict=True))
+        moved = [new != old for new, old in zip(watermarks, ends.high_watermarks, strict=True)]
+        stable = tuple(
+            new if was_moved and ends.last_stable_offsets[number] == ends.high_watermarks[number] else old
+            for number, (new, old, was_moved) in enumerate(
+                zip(watermarks, ends.last_stable_offsets, moved, strict=True)
+            )
+        )
+        published = replace(
+            ends, high_watermarks=watermarks, last_stable_offsets=stable, applied_sequence=plan.sequence
+        )
+        self.store.write_ends(topic, published)
+        return published
+
+    # --- settle -----------------------------------------------------------------------------------------------------
+
+    def settle(self, topic: Topic) -> TopicEnds:
+        """Finish what others committed and did not append; the caller holds the topic's lease.
+
+        After the machine was started anew, what was not flushed is checked first, and plans are applied again from the
+        first damage on. Raises DamagedLog when even that does not bring the log to its committed end.
+        """
+        ends = self._repaired(topic, self.store.ends(topic))
+        if self.ledger.sequence(topic.id) <= ends.applied_sequence:
+            return ends
+        for row in self.ledger.commits_after(topic.id, ends.applied_sequence):
+            ends = self._finish(topic, ends, row)
+        return ends
+
+    def _finish(self, topic: Topic, ends: TopicEnds, row: CommitRow) -> TopicEnds:
+        if row.void:
+            ends = replace(ends, applied_sequence=row.sequence)
+            self.store.write_ends(topic, ends)
+            return ends
+        plan = read_plan(self._fs, self.store.layout.plan(row.plan_id), limits=self.store.limits)
+        topic_plan = plan.topic(topic.id)
+        assert topic_plan is not None, f"plan {row.plan_id} does not name topic {topic.name}"
+        self._apply(plan, topic, None)
+        return self._publish(topic, ends, topic_plan)
+
+    def _repaired(self, topic: Topic, ends: TopicEnds) -> TopicEnds:
+        """After a power cut: take back what is damaged above the recovery points, and apply those plans again."""
+        damaged = [
+            number
+            for number in range(topic.partitions)
+            if ends.recovery_points[number] < ends.high_watermarks[number]
+            and not self._tail_is_current(topic, number, ends)
+        ]
+        if not damaged:
+            return ends
+        rows = [row for row in self.ledger.commits_after(topic.id, ends.flushed_sequence) if not row.void]
+        for number in damaged:
+            self._repair(topic, number, ends, rows)
+        return ends
+
+    def _tail_is_current(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
+        tail = read_tail(self._fs, self.store.layout.tail(topic.id, number), limits=self.store.limits)
+        return tail is not None and tail.is_current(ends.recovery_points[number])
+
+    def _repair(self, topic: Topic, number: int, ends: TopicEnds, rows: Sequence[CommitRow]) -> None:
+        path = self.store.layout.tail(topic.id, number)
+        with self.store.locks.partition(topic.id, number, what=f"check {topic.name}-{number}"):
+            log = self.store.open_log(
+                topic, number, clean=False, recovery_point=ends.recovery_points[number], high_watermark=None
+            )
+            intact = ends.flushed_sequence
+            end = ends.recovery_points[number]
+            for row in rows:
+                if row.sequence > ends.applied_sequence or row.end_offsets[number] > log.log_end_offset:
+                    break
+                intact, end = row.sequence, row.end_offsets[number]
+            log.truncate_to(end)
+            log.close()
+            write_tail(self._fs, path, PartitionTail(intact, end, tail_of(log.segments[-1]), boot_id()))
+        for row in rows:
+            if intact < row.sequence <= ends.applied_sequence:
+                plan = read_plan(self._fs, self.store.layout.plan(row.plan_id), limits=self.store.limits)
+                apply_partition(self.store, plan, topic, number)
+
+    # --- flush and sweep --------------------------------------------------------------------------------------------
+
+    def flush(self, topic: Topic) -> TopicEnds:
+        """Fsync what was appended, record it, and let the staged files of those commits go."""
+        with self.store.locks.lease(topic.id, what=f"flush {topic.name}"):
+            self.store.check_exists(topic)
+            ends = self.settle(topic)
+            pending = [
+                number
+                for number in range(topic.partitions)
+                if ends.recovery_points[number] < ends.high_watermarks[number]
+            ]
+            if not pending and ends.flushed_sequence == ends.applied_sequence:
+                return ends
+            with ThreadPoolExecutor(_FLUSH_THREADS) as pool:
+                list(pool.map(lambda number: self._sync(topic, number, ends.recovery_points[number]), pending))
+            flushed = replace(ends, recovery_points=ends.high_watermarks, flushed_sequence=ends.applied_sequence)
+            self.store.write_ends(topic, flushed)
+            rows = self.ledger.commits_after(topic.id, ends.flushed_sequence)
+            plans = [row.plan_id for row in rows if not row.void and row.sequence <= flushed.flushed_sequence]
+        for plan_id in plans:
+            self._drop_plan(plan_id)
+        return flushed
+
+    def _sync(self, topic: Topic, number: int, recovery_point: int) -> None:
+        directory = self.store.layout.partition(topic.partition(number))
+        bases = [segment.base_offset for segment in self.store.partition_state(topic, number).segments]
+        for at, base in enumerate(bases):
+            if at + 1 < len(bases) and bases[at + 1] <= recovery_point:
+                continue
+            for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
+                with contextlib.suppress(FileNotFoundError):
+                    file = self._fs.open(os.path.join(directory, file_name(base, kind)))
+                    try:
+                        file.fsync()
+                    finally:
+                        file.close()
+        self._fs.fsync_dir(directory)
+
+    def _drop_plan(self, plan_id: str) -> None:
+        """Remove a plan's staging once all its topics are flushed, or gone."""
+        folder = self.store.layout.plan(plan_id)
+        try:
+            plan = read_plan(self._fs, folder, limits=self.store.limits)
+        except FileNotFoundError:
+            return
+        for topic_plan in plan.topics:
+            try:
+                topic = self.store.topic(topic_plan.topic)
+            except UnknownTopic:
+                continue
+            if topic.id == topic_plan.topic_id and self.store.ends(topic).flushed_sequence < topic_plan.sequence:
+                return
+        remove_tree(self._fs, folder)
+
+    def sweep(self) -> list[str]:
+        """Remove staging that no commit names and nobody is filling; returns the plan ids."""
+        removed = []
+        for name in self._fs.listdir(self.store.layout.staging):
+            plan_id, dash, kind = name.partition("-")
+            if not dash or kind != "plan":
+                continue
+            folder = self.store.layout.plan(plan_id)
+            lock = FileLock(self._fs, os.path.join(folder, _OWNER_FILE))
+            try:
+                if not lock.try_acquire():
+                    continue
+            except FileNotFoundError:
+                continue
+            try:
+                if self.ledger.find_plan(plan_id):
+                    self._drop_plan(plan_id)
+                else:
+                    remove_tree(self._fs, folder)
+                    removed.append(plan_id)
+            finally:
+                lock.release()
+        return removed
+
+
+def _same_query(last: str | None, this: str | None) -> bool:
+    """Queries that do not tell who they are cannot be told apart."""
+    return last is None or this is None or last == this
+
+
+def _since(began: float) -> int:
+    return int((time.monotonic() - began) * 1000)

@@ -1,0 +1,114 @@
+"""A plan: everything that decides which bytes a batch becomes, written down before it is committed.
+
+Applying a committed plan gives the same bytes every time, whoever does it: it names the staged files in order, each
+partition's base and end offset, and all that rolling depends on (settings and clock).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from logstore.config import LogConfig
+from logstore.errors import CorruptState
+from logstore.files import FileSystem
+from logstore.limits import Limits
+from logstore.store.sealed import read_sealed, whole_number, whole_numbers, write_sealed
+
+PLAN_FILE = "plan"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    topic: str
+    topic_id: str
+    partitions: int
+    config_version: int
+    configs: dict[str, str]  # the topic's own settings and the store's, resolved, under Kafka's names
+    sequence: int
+    base_offsets: tuple[int, ...]
+    end_offsets: tuple[int, ...]
+    records: int
+    bytes: int
+
+    def log_config(self) -> LogConfig:
+        return LogConfig.from_mapping(self.configs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    plan_id: str
+    now_ms: int
+    files: tuple[str, ...]
+    topics: tuple[TopicPlan, ...]
+
+    def topic(self, topic_id: str) -> TopicPlan | None:
+        return next((topic for topic in self.topics if topic.topic_id == topic_id), None)
+
+
+def write_plan(fs: FileSystem, folder: str, plan: Plan) -> None:
+    """Durable, file and folder, when this returns."""
+    document = {
+        "plan_id": plan.plan_id,
+        "now_ms": plan.now_ms,
+        "files": list(plan.files),
+        "topics": [
+            {
+                "topic": topic.topic,
+                "topic_id": topic.topic_id,
+                "partitions": topic.partitions,
+                "config_version": topic.config_version,
+                "configs": topic.configs,
+                "sequence": topic.sequence,
+                "base_offsets": list(topic.base_offsets),
+                "end_offsets": list(topic.end_offsets),
+                "records": topic.records,
+                "bytes": topic.bytes,
+            }
+            for topic in plan.topics
+        ],
+    }
+    write_sealed(fs, os.path.join(folder, PLAN_FILE), document, version=VERSION)
+
+
+def read_plan(fs: FileSystem, folder: str, *, limits: Limits) -> Plan:
+    """Raises FileNotFoundError, CorruptState."""
+    path = os.path.join(folder, PLAN_FILE)
+    document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
+    try:
+        files = tuple(_file_name(name) for name in _items(document["files"]))
+        topics = tuple(_topic(entry, path) for entry in _items(document["topics"]))
+        return Plan(str(document["plan_id"]), whole_number(document, "now_ms", file=path), files, topics)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptState(f"malformed plan: {error}", file=path) from None
+
+
+def _topic(entry: object, path: str) -> TopicPlan:
+    if not isinstance(entry, dict):
+        raise ValueError("a topic is not an object")
+    return TopicPlan(
+        str(entry["topic"]),
+        str(entry["topic_id"]),
+        whole_number(entry, "partitions", file=path),
+        whole_number(entry, "config_version", file=path),
+        {str(name): str(value) for name, value in entry["configs"].items()},
+        whole_number(entry, "sequence", file=path),
+        whole_numbers(entry, "base_offsets", file=path),
+        whole_numbers(entry, "end_offsets", file=path),
+        whole_number(entry, "records", file=path),
+        whole_number(entry, "bytes", file=path),
+    )
+
+
+def _items(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError("not a list")
+    return value
+
+
+def _file_name(name: object) -> str:
+    """A bare name: a plan never points outside its folder."""
+    if not isinstance(name, str) or os.path.basename(name) != name or not name:
+        raise ValueError(f"{name!r} is not a file name")
+    return name

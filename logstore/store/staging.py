@@ -1,0 +1,227 @@
+"""Staged files: encoded batches of one task, durable before anything is decided about them.
+
+A staged file holds pieces (whole batches of one topic partition) in the order of the rows, then a directory of the
+pieces, then a trailer. It is written once by one task attempt under a name nobody else uses, fsynced and closed; only
+its summary travels. Until its plan is flushed it is the redo log.
+
+    piece* directory(JSON) trailer = directoryPosition:8 directorySize:4 crc32c(directory):4 "DSTG0001"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from logstore.config import LogConfig
+from logstore.errors import CorruptState, InvalidRecord, UnknownTopic
+from logstore.files import File, FileSystem
+from logstore.limits import Limits
+from logstore.partition.validation import check_columns, check_sizes, codec_level, topic_codec_id
+from logstore.records.arrow import columns_of_batch
+from logstore.records.columns import Columns
+from logstore.records.compression import codec_by_name
+from logstore.records.encoder import BATCH_BYTES, BatchOptions, Encoder
+from logstore.records.partitioner import route
+from logstore.segment.batches import Chunk, read_batches
+
+_TRAILER = struct.Struct(">qII8s")
+_MAGIC = b"DSTG0001"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTarget:
+    """A topic as a task needs it: where rows go and which rules they meet. Travels to executors."""
+
+    name: str
+    id: str
+    partitions: int
+    config: LogConfig
+    config_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeOptions:
+    """Producer settings under Kafka's names: compression.type, batch.size."""
+
+    compression_type: str = "none"
+    batch_size: int = BATCH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCount:
+    topic_id: str
+    partition: int
+    records: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """What a task tells of its file."""
+
+    name: str
+    counts: tuple[PartitionCount, ...]
+    host: str
+    encode_ms: int = 0
+
+    @property
+    def records(self) -> int:
+        return sum(count.records for count in self.counts)
+
+
+class StagedWriter:
+    """Writes one staged file. `write` takes rows in order; `finish` makes it durable; `abandon` removes it."""
+
+    def __init__(self, fs: FileSystem, folder: str, *, options: EncodeOptions, now_ms: int) -> None:
+        self._fs = fs
+        self._options = options
+        self._now_ms = now_ms
+        self.name = f"{uuid.uuid4().hex}.batches"
+        self._folder = folder
+        fs.mkdir(folder)
+        self._file = fs.open(os.path.join(folder, self.name), create=True, exclusive=True)
+        self._position = 0
+        self._pieces: list[tuple[str, int, int, int, int]] = []  # topic id, partition, position, size, records
+        self._encoders: dict[str, Encoder] = {}
+        self._sticky = uuid.uuid4().int
+
+    def write(self, target: TopicTarget, rows: pa.RecordBatch, partitions: pa.Array | None = None) -> None:
+        """Encode rows of one topic: columns key, value, timestamp?, headers?; `partitions` wins over the key's hash.
+
+        Raises InvalidRecord and its kind, RecordTooLarge, InvalidTimestamp; the file is of no use then.
+        """
+        columns = columns_of_batch(rows)
+        codec_id = topic_codec_id(target.config, codec_by_name(self._options.compression_type).id)
+        check_columns(columns, target.config, self._now_ms, codec_id, target.name)
+        # Rows without key keep to one partition for a while, as Kafka's producers do, so that batches fill.
+        self._sticky += 1
+        given, valid_address, valid_bit = _given(partitions)
+        routed = route(
+            columns.keys,
+            columns.count,
+            target.partitions,
+            given=given,
+            given_valid_address=valid_address,
+            given_valid_bit=valid_bit,
+            sticky=self._sticky % target.partitions,
+        )
+        encoder = self._encoder(target, codec_id)
+        for partition in range(target.partitions):
+            selection = routed.rows(partition)
+            if len(selection):
+                self._write_piece(target, partition, encoder, columns, selection)
+
+    def _encoder(self, target: TopicTarget, codec_id: int) -> Encoder:
+        encoder = self._encoders.get(target.id)
+        if encoder is None:
+            config = target.config
+            encoder = self._encoders[target.id] = Encoder(
+                BatchOptions(
+                    codec_id=codec_id,
+                    level=codec_level(config, codec_id) if codec_id else None,
+                    batch_bytes=min(self._options.batch_size, config.max_message_bytes, config.segment_bytes),
+                    default_timestamp_ms=self._now_ms,
+                )
+            )
+        return encoder
+
+    def _write_piece(
+        self, target: TopicTarget, partition: int, encoder: Encoder, columns: Columns, selection: npt.NDArray[np.int64]
+    ) -> None:
+        start = self._position
+        for batches in encoder.encode(columns, selection):
+            check_sizes(batches.table, target.config, target.name)
+            self._file.pwrite(batches.data.data, self._position)
+            self._position += len(batches.data)
+        self._pieces.append((target.id, partition, start, self._position - start, len(selection)))
+
+    def finish(self, *, encode_ms: int = 0) -> StagedFile:
+        """Directory, trailer, fsync of the file and its folder."""
+        topics = sorted({piece[0] for piece in self._pieces})
+        numbers = {topic_id: number for number, topic_id in enumerate(topics)}
+        pieces = [[numbers[piece[0]], *piece[1:]] for piece in self._pieces]
+        directory = json.dumps({"topics": topics, "pieces": pieces}, separators=(",", ":")).encode()
+        trailer = _TRAILER.pack(self._position, len(directory), crc32c(directory), _MAGIC)
+        self._file.pwrite(directory + trailer, self._position)
+        self._file.fsync()
+        self._file.close()
+        self._fs.fsync_dir(self._folder)
+        totals: dict[tuple[str, int], list[int]] = {}
+        for topic_id, partition, _, size, records in self._pieces:
+            total = totals.setdefault((topic_id, partition), [0, 0])
+            total[0] += records
+            total[1] += size
+        counts = tuple(PartitionCount(*key, *total) for key, total in sorted(totals.items()))
+        return StagedFile(self.name, counts, socket.gethostname(), encode_ms)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._fs.unlink(os.path.join(self._folder, self.name))
+
+
+def _given(partitions: pa.Array | None) -> tuple[npt.NDArray[np.int64] | None, int, int]:
+    if partitions is None or partitions.null_count == len(partitions):
+        return None, 0, 0
+    if not pa.types.is_integer(partitions.type):
+        raise InvalidRecord(f"column 'partition' is {partitions.type}; expected int")
+    wide = partitions.cast(pa.int64())
+    values = np.frombuffer(wide.buffers()[1], dtype=np.int64)[wide.offset : wide.offset + len(wide)]
+    if wide.null_count == 0:
+        return values, 0, 0
+    return values, wide.buffers()[0].address, wide.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    position: int
+    size_bytes: int
+    records: int
+
+
+class StagedReader:
+    """The pieces of one staged file. Raises CorruptState when the file is not whole."""
+
+    def __init__(self, fs: FileSystem, path: str, *, limits: Limits) -> None:
+        self._limits = limits
+        self._file: File = fs.open(path)
+        self._pieces: dict[tuple[str, int], list[Piece]] = {}
+        size = self._file.size()
+        trailer = self._file.pread(_TRAILER.size, max(size - _TRAILER.size, 0))
+        if len(trailer) < _TRAILER.size:
+            raise CorruptState("a staged file without its trailer", file=path)
+        position, length, checksum, magic = _TRAILER.unpack(trailer)
+        if magic != _MAGIC or position < 0 or position + length + _TRAILER.size != size:
+            raise CorruptState("a staged file that is not whole", file=path)
+        directory = self._file.pread(length, position)
+        if crc32c(directory) != checksum:
+            raise CorruptState("the directory of a staged file is damaged", file=path)
+        document = json.loads(directory)
+        for number, partition, start, piece_size, records in document["pieces"]:
+            key = (document["topics"][number], partition)
+            self._pieces.setdefault(key, []).append(Piece(start, piece_size, records))
+
+    def chunks(self, topic_id: str, partition: int) -> Iterator[Chunk]:
+        """The batches of one partition in the order of the rows, checksums verified. Raises CorruptBatch."""
+        for piece in self._pieces.get((topic_id, partition), ()):
+            yield from read_batches(self._file, piece.position, piece.position + piece.size_bytes, limits=self._limits)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def target_named(targets: dict[str, TopicTarget], name: str) -> TopicTarget:
+    """Raises UnknownTopic."""
+    target = targets.get(name)
+    if target is None:
+        raise UnknownTopic(f"there is no topic {name!r}", hint="Create it, or set the option that creates topics")
+    return target

@@ -1,0 +1,71 @@
+"""The command in process: `duramen(...)` gives its exit code and what it wrote; and a store to try it on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duramen.cli import run
+from logstore.records.record import Record
+from logstore.store.store import LogStore
+
+BASE_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def duramen(store_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs a command line on the store; `output="json"` asks for JSON."""
+    monkeypatch.setenv("DURAMEN_STORE", str(store_path))
+
+    def command(*arguments: object, output: str = "text") -> Outcome:
+        capsys.readouterr()
+        code = run(["--output", output, *(str(each) for each in arguments)])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return command
+
+
+@pytest.fixture
+def orders(store_path: Path) -> Path:
+    """Topic `orders`, two partitions of 100 and 50 records in several segments; returns the store's path."""
+    with LogStore(store_path, create=True) as store:
+        topic = store.create_topic("orders", partitions=2, configs={"segment.bytes": 1000, "index.interval.bytes": 100})
+        for number, count in ((0, 100), (1, 50)):
+            with store.writing(topic, number, what="test") as log:
+                log.append(
+                    [
+                        Record(b"k%d" % (at % 7), None if at % 10 == 9 else b"v%d" % at, BASE_MS + at, (("h", b"x"),))
+                        for at in range(count)
+                    ],
+                    batch_bytes=200,
+                )
+    return store_path

@@ -1,0 +1,112 @@
+"""`duramen verify`, `recover`, `retain`, `delete-records`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+BASE_MS = 1_700_000_000_000
+WEEK_MS = 604_800_000
+
+
+def damage(orders: Path) -> Path:
+    path = sorted((orders / "logs" / "orders-0").glob("*.log"))[1]
+    data = bytearray(path.read_bytes())
+    data[90] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+def test_verify_finds_nothing_then_something(duramen: Command, orders: Path) -> None:
+    sound = duramen("verify", output="json")
+    assert (sound.code, sound.json["sound"]) == (0, True)
+    assert [each["sound"] for each in sound.json["partitions"]] == [True, True]
+    path = damage(orders)
+    broken = duramen("verify", output="json")
+    assert (broken.code, broken.json["sound"]) == (3, False)
+    assert broken.json["partitions"][0]["findings"][0]["file"] == str(path)
+    text = duramen("verify", "orders", "--partition", 0)
+    assert text.code == 3
+    assert "DAMAGED" in text.out
+    assert str(path) in text.out
+    assert duramen("verify", "orders", "--partition", 1).code == 0
+
+
+def test_recover_repairs_and_says_what_it_cost(duramen: Command, orders: Path) -> None:
+    path = damage(orders)
+    assert duramen("recover", "--dry-run", output="json").json["recovered"] is False
+    assert duramen("recover", "--dry-run").code == 3
+    recovered = duramen("recover", output="json")
+    assert recovered.code == 3
+    report = recovered.json["partitions"][0]
+    assert report["cuts"][0]["file"] == str(path)
+    assert (report["lost_from"], report["lost_to"]) == (int(path.stem), 100)
+    assert report["quarantined"]
+    assert duramen("verify").code == 0
+    again = duramen("recover")
+    assert again.code == 0
+    assert len(duramen("consume", "orders", "--partition", 0).lines) == report["lost_from"]
+    assert duramen("offsets", "orders", "--partition", 0, output="json").json["offsets"][0]["high_watermark"] == 100
+
+
+def test_a_damaged_topic_file_is_damage(duramen: Command, orders: Path) -> None:
+    (orders / "topics" / "orders.t").write_bytes(b"garbage")
+    for arguments in (["topics", "list"], ["verify"], ["consume", "orders"]):
+        assert duramen(*arguments).code == 3
+
+
+def test_damaged_ends_are_found_and_recovered(duramen: Command, orders: Path) -> None:
+    (path,) = (orders / "state").glob("*/ends")
+    path.write_bytes(b"garbage")
+    assert duramen("consume", "orders").code == 3
+    verified = duramen("verify", output="json")
+    assert verified.code == 3
+    assert verified.json["partitions"][0]["findings"][-1]["file"] == str(path)
+    assert duramen("recover").code == 0
+    assert len(duramen("consume", "orders").lines) == 150
+
+
+def test_retain(duramen: Command, orders: Path) -> None:
+    now_ms = BASE_MS + WEEK_MS + 60
+    planned = duramen("retain", "--now-ms", now_ms, "--dry-run", output="json").json
+    assert len(duramen("consume", "orders").lines) == 150
+    done = duramen("retain", "--now-ms", now_ms, output="json").json
+    assert planned["partitions"] == done["partitions"]
+    first = done["partitions"][0]
+    assert first["deleted"][0]["policy"] == "time"
+    assert duramen("consume", "orders", "--partition", 0).lines[0]["offset"] == first["log_start_offset"] > 0
+    assert "segments" in duramen("retain", "--now-ms", now_ms).out
+    starts = (orders / "logs" / "log-start-offset-checkpoint").read_text()
+    assert starts.startswith("0\n")
+
+
+def test_delete_records(duramen: Command, orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["delete-records", "orders", "--partition", 0, "--before-offset"]
+    assert duramen(*arguments, 33, "--dry-run", output="json").json["deleted"] is False
+    monkeypatch.setattr("sys.stdin", __import__("io").StringIO(""))
+    assert duramen(*arguments, 33).code == 2
+    assert len(duramen("consume", "orders", "--partition", 0).lines) == 100
+    done = duramen(*arguments, 33, "--yes", output="json")
+    assert done.json == {
+        "topic": "orders",
+        "partition": 0,
+        "log_start_offset_before": 0,
+        "log_start_offset": 33,
+        "deleted": True,
+    }
+    assert duramen("consume", "orders", "--partition", 0).lines[0]["offset"] == 33
+    assert duramen("consume", "orders", "--partition", 0, "--from-offset", 3).code == 1
+    assert "orders 0 33" in (orders / "logs" / "log-start-offset-checkpoint").read_text()
+    assert duramen(*arguments, 101, "--yes").code == 1
+    assert duramen(*arguments, "all", "--yes").code == 2
+    assert duramen(*arguments, "latest", "--yes").code == 0
+    assert duramen("consume", "orders", "--partition", 0).lines == []
+
+
+def test_partition_needs_one_topic(duramen: Command, orders: Path) -> None:
+    for name in ("verify", "recover", "retain"):
+        assert duramen(name, "--partition", 0).code == 2

@@ -1,0 +1,143 @@
+"""`duramen topics`: the life of a topic from the command line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_topic_over_its_life(duramen: Command, store_path: Path) -> None:
+    created = duramen(
+        "topics", "create", "orders", "--partitions", 3, "--config", "cleanup.policy=compact", output="json"
+    )
+    assert created.code == 0
+    topic = created.json["topic"]
+    assert created.json["created"] is True
+    assert topic["partitions"] == 3
+    assert topic["configs"] == {"cleanup.policy": "compact"}
+    assert duramen("topics", "list", output="json").json == {"topics": [topic]}
+    assert duramen("topics", "describe", "orders", output="json").json == {"topic": topic}
+
+    altered = duramen(
+        "topics",
+        "alter",
+        "orders",
+        "--config",
+        "retention.ms=5",
+        "--unset",
+        "cleanup.policy",
+        "--partitions",
+        4,
+        output="json",
+    )
+    assert altered.json["topic"]["configs"] == {"retention.ms": "5"}
+    assert altered.json["topic"]["config_version"] == 2
+    assert altered.json["topic"]["partitions"] == 4
+
+    deleted = duramen("topics", "delete", "orders", "--yes", output="json")
+    assert (deleted.code, deleted.json["deleted"]) == (0, True)
+    assert duramen("topics", "list", output="json").json == {"topics": []}
+    assert not list((store_path / "logs").glob("orders-*"))
+
+
+def test_text_is_a_table_for_people(duramen: Command) -> None:
+    duramen("topics", "create", "orders", "--partitions", 3)
+    duramen("topics", "create", "events", "--config", "cleanup.policy=")
+    listed = duramen("topics", "list").out.splitlines()
+    assert listed[0].split() == ["topic", "partitions", "cleanup.policy", "id"]
+    assert listed[1].split()[:3] == ["events", "1", "(none)"]
+    assert listed[2].split()[:3] == ["orders", "3", "delete"]
+    assert "partitions      3" in duramen("topics", "describe", "orders").out
+
+
+def test_templates_fill_a_topic_and_config_is_stronger(duramen: Command) -> None:
+    template = ROOT / "conf" / "topics" / "changelog.toml"
+    created = duramen(
+        "topics", "create", "orders", "--config-file", template, "--config", "segment.bytes=14", output="json"
+    )
+    assert created.json["topic"]["configs"]["cleanup.policy"] == "compact"
+    assert created.json["topic"]["configs"]["segment.bytes"] == "14"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind", "says"),
+    [
+        (["create", "a/b"], 2, "InvalidTopic", "character outside"),
+        (["create", "x", "--config", "segment.byte=1"], 2, "UnknownConfig", "segment.byte"),
+        (["create", "x", "--config", "segment.bytes=1"], 2, "InvalidConfig", ">= 14"),
+        (["create", "x", "--config", "segment.bytes"], 2, "BadUsage", "name=value"),
+        (["create", "x", "--config", "a=1", "--config", "a=2"], 2, "BadUsage", "twice"),
+        (["create", "x", "--partitions", "0"], 2, "BadUsage", "partitions"),
+        (["create", "x", "--config-file", "/no/such/file.toml"], 2, "InvalidConfig", "cannot read"),
+        (["create", "orders"], 1, "TopicExists", "already"),
+        (["create"], 2, "BadUsage", "NAME"),
+        (["describe", "order"], 1, "UnknownTopic", "no topic is called order"),
+        (["alter", "orders"], 2, "BadUsage", "nothing to alter"),
+        (["alter", "orders", "--partitions", "1"], 2, "InvalidConfig", "only grow"),
+        (["delete", "nope", "--yes"], 1, "UnknownTopic", "nope"),
+        (["frobnicate"], 2, "BadUsage", "frobnicate"),
+    ],
+)
+def test_refusals_have_a_kind_a_reason_and_a_code(
+    duramen: Command, arguments: list[str], code: int, kind: str, says: str
+) -> None:
+    duramen("topics", "create", "orders", "--partitions", 2)
+    import json
+
+    in_json = duramen("topics", *arguments, output="json")
+    error = json.loads(in_json.err)["error"]
+    assert (in_json.code, error["kind"]) == (code, kind)
+    assert says in error["what"]
+    assert in_json.out == ""
+    in_text = duramen("topics", *arguments)
+    assert in_text.code == code
+    assert in_text.err.startswith("error: ")
+    assert "Traceback" not in in_text.err
+
+
+def test_dry_runs_change_nothing(duramen: Command, store_path: Path) -> None:
+    duramen("topics", "create", "orders")
+    before = sorted(store_path.rglob("*"))
+    assert duramen("topics", "create", "other", "--dry-run", output="json").json["created"] is False
+    assert duramen("topics", "alter", "orders", "--partitions", 2, "--dry-run", output="json").json["altered"] is False
+    assert duramen("topics", "delete", "orders", "--dry-run", output="json").json["deleted"] is False
+    assert [path for path in sorted(store_path.rglob("*")) if "locks" not in path.parts] == [
+        path for path in before if "locks" not in path.parts
+    ]
+    assert duramen("topics", "list", output="json").json["topics"][0]["partitions"] == 1
+
+
+def test_deletion_asks_and_without_anyone_to_ask_refuses(duramen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    duramen("topics", "create", "orders")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    refused = duramen("topics", "delete", "orders")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+
+    class Person(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Person("n\n"))
+    assert duramen("topics", "delete", "orders").code == 130
+    assert len(duramen("topics", "list", output="json").json["topics"]) == 1
+    monkeypatch.setattr("sys.stdin", Person("y\n"))
+    assert duramen("topics", "delete", "orders").code == 0
+    assert duramen("topics", "list", output="json").json["topics"] == []
+
+
+def test_no_store_is_said(duramen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = duramen("topics", "list")
+    assert missing.code == 1
+    assert "no store here" in missing.err
+    monkeypatch.delenv("DURAMEN_STORE")
+    unnamed = duramen("topics", "list")
+    assert unnamed.code == 2
+    assert "DURAMEN_STORE" in unnamed.err

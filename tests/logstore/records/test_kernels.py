@@ -1,0 +1,632 @@
+"""Every kernel against its plain-Python twin, on good and on hostile bytes, in memory that borders unmapped pages.
+
+A kernel that touches one byte outside of what it was given ends the process here, with the test's name in the
+traceback. The twins are in `twins`, the memory in `guarded`.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import columnar
+import crc32c as library_crc32c
+import guarded
+import numpy as np
+import pytest
+import twins
+import wire
+from guarded import Place
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from logstore.records import codes, slots, table
+from logstore.records import kernels as source
+from logstore.records.native import address_of, kernels
+
+INT32_MAX, INT64_MAX, INT64_MIN = (1 << 31) - 1, (1 << 63) - 1, -(1 << 63)
+
+places = st.sampled_from([guarded.at_end, guarded.at_start])
+int64s = st.integers(INT64_MIN, INT64_MAX) | st.sampled_from([INT64_MIN, -2, -1, 0, 1, INT64_MAX - 1, INT64_MAX])
+int32s = st.integers(-(1 << 31), INT32_MAX) | st.sampled_from([-(1 << 31), -1, 0, 1, INT32_MAX])
+times = st.integers(-1, 1 << 41) | st.sampled_from([-1, 0, INT64_MAX])
+strings = st.none() | st.binary(max_size=12) | st.integers(60, 200).map(lambda size: b"x" * size)
+headers = st.lists(st.tuples(st.binary(max_size=6), st.none() | st.binary(max_size=6)), max_size=3)
+
+
+def test_every_kernel_has_a_twin() -> None:
+    assert [name for name in source.KERNELS if not hasattr(twins, name)] == []
+
+
+@pytest.mark.parametrize("where", ["at_end", "at_start"])
+def test_guarded_memory_ends_the_process_one_byte_further(where: str) -> None:
+    program = f"import sys, guarded, ctypes; a = guarded.{where}(bytes(100)); start = a.ctypes.data; \
+        ctypes.string_at(start, 100); sys.stdout.write('inside'); sys.stdout.flush(); \
+        ctypes.string_at(start + (100 if {where == 'at_end'} else -1), 1)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "inside"
+    assert done.returncode == -signal.SIGSEGV
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_tables"])
+@given(data=st.binary(max_size=400), place=places)
+def test_crc32c_is_its_twins(name: str, data: bytes, place: Place) -> None:
+    memory = place(data)
+    assert getattr(kernels(), name)(address_of(memory), len(data)) == twins.crc32c(data)
+
+
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_tables"])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 3071, 3072, 3073, 6143, 6144, 9217, 100_003])
+def test_crc32c_of_lengths_around_the_interleaved_stripes(name: str, size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    for place in (guarded.at_end, guarded.at_start):
+        memory = place(data)
+        assert getattr(kernels(), name)(address_of(memory), size) == library_crc32c.crc32c(data)
+
+
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_tables"])
+def test_crc32c_of_the_published_check_string(name: str) -> None:
+    data = guarded.at_end(b"123456789")
+    assert getattr(kernels(), name)(address_of(data), 9) == 0xE3069283 == twins.crc32c(b"123456789")
+
+
+# --- encode -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def encoder_rows(draw: st.DrawFn) -> twins.Rows:
+    count = draw(st.integers(0, 12))
+
+    def column(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+        return st.lists(values, min_size=count, max_size=count)
+
+    rows = twins.Rows(
+        keys=draw(column(strings)),
+        values=draw(column(strings)),
+        timestamps=draw(st.none() | column(st.none() | times)),
+        headers=draw(st.none() | column(st.none() | headers)),
+        offset_deltas=draw(st.none() | column(st.integers(0, INT32_MAX)).map(sorted)),
+        selection=draw(st.none() | st.lists(st.integers(0, count - 1), max_size=12)) if count else None,
+        default_timestamp=draw(times),
+        batch_bytes=draw(st.sampled_from([0, 100, 300, 16384, INT32_MAX])),
+        batch_records=draw(st.sampled_from([1, 3, INT32_MAX])),
+        table_capacity=draw(st.sampled_from([0, 1, 2, 20])),
+        attributes=draw(st.integers(0, 0x7F)),
+        leader_epoch=draw(int32s),
+        producer_id=draw(int64s),
+        producer_epoch=draw(st.integers(-(1 << 15), (1 << 15) - 1)),
+        base_sequence=draw(st.sampled_from([-1, 0, INT32_MAX - 1, INT32_MAX])),
+        base_offset=draw(st.integers(0, 1 << 62)),
+    )
+    rows.start = draw(st.integers(0, len(rows.selection if rows.selection is not None else rows.keys)))
+    if draw(st.booleans()):  # exactly the room that is needed, or one byte less
+        needed = len(twins.encode(rows).data)
+        rows.out_capacity = max(needed - draw(st.integers(0, 1)), 0)
+    else:
+        rows.out_capacity = draw(st.integers(0, 4000))
+    return rows
+
+
+@given(
+    rows=encoder_rows(),
+    place=places,
+    shift=st.integers(0, 17),
+    prefix=st.binary(max_size=3),
+    hidden=st.binary(max_size=3),
+)
+def test_encode_is_its_twins(rows: twins.Rows, place: Place, shift: int, prefix: bytes, hidden: bytes) -> None:
+    expected = twins.encode(rows)
+    block, keep = columnar.encode_block(rows, place, shift=shift, prefix=prefix, hidden=hidden)
+    out, made = keep[-2:]
+    code = kernels().encode(address_of(block))
+    n = int(block[slots.E_TABLE_N])
+    shown = made[:n].copy()
+    shown[:, table.PAYLOAD_ADDRESS] -= address_of(out)
+    assert code == expected.code
+    assert shown.tolist() == expected.table
+    assert out[: block[slots.E_OUT_SIZE]].tobytes() == expected.data
+    assert block[slots.E_ROW] == expected.row
+    assert block[slots.E_BASE_OFFSET] == expected.base_offset
+    assert block[slots.E_BASE_SEQUENCE] == expected.base_sequence
+
+
+@pytest.mark.parametrize("timestamps", [[INT64_MAX, -1, 0], [-1, INT64_MAX], [0, INT64_MIN], [INT64_MIN, INT64_MAX]])
+def test_encode_wraps_the_distance_of_two_timestamps_as_java_does(timestamps: list[int]) -> None:
+    rows = twins.Rows(keys=[b"k"] * len(timestamps), values=[None] * len(timestamps), timestamps=list(timestamps))
+    block, keep = columnar.encode_block(rows, guarded.at_end, shift=0, prefix=b"", hidden=b"")
+    assert kernels().encode(address_of(block)) == codes.OK
+    assert keep[-2][: block[slots.E_OUT_SIZE]].tobytes() == twins.encode(rows).data
+
+
+@given(payload=st.binary(max_size=300), head=st.binary(min_size=61, max_size=61), place=places)
+def test_finish_batch_is_its_twins(payload: bytes, head: bytes, place: Place) -> None:
+    memory = place(head + payload)
+    expected, crc = twins.finish_batch(head + payload)
+    assert kernels().finish_batch(address_of(memory), len(memory)) == crc
+    assert memory.tobytes() == expected
+
+
+# --- hostile bytes ----------------------------------------------------------------------------------------------------
+
+#: varints of every length, too long ones among them, and those whose number is an extreme
+varints = st.one_of(
+    st.integers(-3, 40).map(wire.varint),
+    int32s.map(wire.varint),
+    int64s.map(wire.varint),
+    st.binary(min_size=1, max_size=12).map(lambda raw: bytes(byte | 0x80 for byte in raw[:-1]) + raw[-1:]),
+    st.integers(1, 12).map(lambda size: b"\xff" * size),
+)
+
+
+@st.composite
+def hostile_records(draw: st.DrawFn) -> bytes:
+    """A record of which any part may be anything; its length is most often right, so that the rest is looked at."""
+
+    def part(honest: bytes) -> bytes:
+        return draw(varints) if draw(st.integers(0, 9)) == 0 else honest
+
+    def blob(content: bytes | None) -> bytes:
+        return part(wire.varint(-1)) if content is None else part(wire.varint(len(content))) + content
+
+    entries = draw(headers)
+    body = bytes([draw(st.sampled_from([0, 0, 0, 1, 255]))])
+    body += part(wire.varint(draw(st.integers(-2, 9) | int64s)))
+    body += part(wire.varint(draw(st.integers(0, 12))))
+    body += blob(draw(st.none() | st.binary(max_size=8))) + blob(draw(st.none() | st.binary(max_size=8)))
+    body += part(wire.varint(len(entries)))
+    body += b"".join(blob(name) + blob(content) for name, content in entries)
+    return part(wire.varint(len(body))) + body
+
+
+def sound_records(count: int, entries: list[list[wire.Header]], base: int = 0) -> bytes:
+    return b"".join(
+        wire.record(
+            b"k%d" % i if i % 3 else None,
+            b"v" * i if i % 4 else None,
+            timestamp_delta=i - 3,
+            offset_delta=base + i,
+            headers=entries[i % len(entries)] if entries else (),
+        )
+        for i in range(count)
+    )
+
+
+@st.composite
+def mutated(draw: st.DrawFn, data: bytes) -> bytes:
+    """A few bytes changed, cut out, put in, or the end cut off."""
+    out = bytearray(data)
+    for _ in range(draw(st.integers(0, 3))):
+        if not out:
+            break
+        at = draw(st.integers(0, len(out) - 1))
+        match draw(st.sampled_from(["set", "flip", "cut", "insert", "end"])):
+            case "set":
+                out[at] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
+            case "flip":
+                out[at] ^= 1 << draw(st.integers(0, 7))
+            case "cut":
+                del out[at : at + draw(st.integers(1, 8))]
+            case "insert":
+                out[at:at] = draw(st.binary(min_size=1, max_size=8))
+            case "end":
+                del out[at:]
+    return bytes(out)
+
+
+@st.composite
+def payloads_of_records(draw: st.DrawFn) -> tuple[bytes, int]:
+    """(bytes, how many records they are meant to be)."""
+    count = draw(st.integers(0, 6))
+    match draw(st.sampled_from(["sound", "mutated", "hostile", "noise"])):
+        case "sound":
+            return sound_records(count, draw(st.lists(headers, max_size=3))), count
+        case "mutated":
+            return draw(mutated(sound_records(count, draw(st.lists(headers, max_size=3))))), count
+        case "hostile":
+            records = draw(st.lists(hostile_records(), min_size=1, max_size=4))
+            return b"".join(records), len(records)
+        case _:
+            return draw(st.binary(max_size=60)), count
+
+
+@st.composite
+def batches_in_memory(draw: st.DrawFn) -> tuple[list[twins.Row], list[bytes]]:
+    """Rows and payloads as a scan and a decompression leave them: the count may be a lie, the offsets too."""
+    rows, payloads = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        payload, count = draw(payloads_of_records())
+        if draw(st.integers(0, 4)) == 0:
+            count = draw(st.integers(0, 8) | st.sampled_from([len(payload) // 7 + 1, 1 << 20, INT32_MAX]))
+        delta = draw(st.sampled_from([count - 1, count - 1, count, 12, 0, INT32_MAX]))
+        base = draw(st.sampled_from([0, 5, 1000, INT64_MAX - 1 - max(delta, 0)]))
+        row = [0] * table.COLUMNS
+        row[table.BASE_OFFSET], row[table.LAST_OFFSET] = base, base + max(delta, 0)
+        row[table.ATTRIBUTES] = draw(st.sampled_from([0, 8, 0x28]))
+        row[table.BASE_TIMESTAMP] = draw(times | int64s)
+        row[table.MAX_TIMESTAMP] = draw(times | int64s)
+        row[table.MAGIC], row[table.COUNT], row[table.PAYLOAD_SIZE] = 2, count, len(payload)
+        row[table.SKIP] = draw(st.sampled_from([0, 0, 0, 1]))
+        rows.append(row)
+        payloads.append(payload)
+    return rows, payloads
+
+
+# --- scan -------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> bytes:
+    """Batches of all formats one after another, some changed with their checksum made right again, some just cut."""
+    pieces = []
+    for _ in range(draw(st.integers(0, 5))):
+        payload, count = draw(payloads_of_records())
+        match draw(st.sampled_from(["batch", "batch", "lie", "changed", "header", "v0", "v1", "noise", "short"])):
+            case "batch":
+                pieces.append(
+                    wire.batch(payload, count=min(count, len(payload) // 7), base_offset=draw(st.integers(0, 1 << 62)))
+                )
+            case "lie":
+                pieces.append(
+                    wire.batch(
+                        payload,
+                        count=draw(int32s),
+                        base_offset=draw(st.integers(0, 1 << 62) | int64s),
+                        last_offset_delta=draw(int32s),
+                        attributes=draw(st.integers(-(1 << 15), (1 << 15) - 1)),
+                        magic=draw(st.sampled_from([2, 2, 2, 0, 1, 3, -1])),
+                        length=draw(st.none() | int32s),
+                        base_timestamp=draw(int64s),
+                        max_timestamp=draw(int64s),
+                        base_sequence=draw(int32s),
+                    )
+                )
+            case "changed":
+                piece = draw(mutated(wire.batch(payload, count=count)))
+                pieces.append(wire.resealed(piece) if len(piece) > 21 else piece)
+            case "header":
+                pieces.append(wire.batch(b"", count=0, last_offset_delta=draw(st.integers(0, 5))))
+            case "v0":
+                pieces.append(wire.message(draw(st.integers(0, 99)), b"k", draw(strings), magic=0))
+            case "v1":
+                pieces.append(wire.message(draw(st.integers(0, 99)), None, draw(strings), timestamp=draw(int64s)))
+            case "noise":
+                pieces.append(draw(st.binary(max_size=40)))
+            case _:
+                pieces.append(draw(mutated(wire.batch(payload, count=count))))
+    data = b"".join(pieces)
+    return data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
+
+
+@settings(max_examples=400)
+@given(data=logs(), capacity=st.sampled_from([0, 1, 2, 50]), verify=st.booleans(), place=places, pick=st.integers(0, 9))
+@example(data=wire.batch(b"", count=0, base_offset=INT64_MAX), capacity=9, verify=True, place=guarded.at_end, pick=1)
+@example(
+    data=wire.batch(b"", count=0, base_offset=INT64_MAX - 7, last_offset_delta=7),
+    capacity=9,
+    verify=True,
+    place=guarded.at_end,
+    pick=1,
+)
+@example(
+    data=wire.batch(b"", count=0, base_offset=INT64_MAX - 7, last_offset_delta=INT32_MAX),
+    capacity=9,
+    verify=True,
+    place=guarded.at_end,
+    pick=1,
+)
+@example(data=wire.batch(bytes(6), count=INT32_MAX), capacity=9, verify=True, place=guarded.at_end, pick=1)
+def test_scan_is_its_twins(data: bytes, capacity: int, verify: bool, place: Place, pick: int) -> None:
+    whole = twins.scan(data, start=0, capacity=9, verify=False)
+    starts = [0, len(data), *(row[table.POSITION] for row in whole.table)]
+    start = starts[pick % len(starts)]
+    expected = twins.scan(data, start=start, capacity=capacity, verify=verify)
+    memory = place(data)
+    rows = place(capacity * table.ROW_BYTES, np.int64).reshape(-1, table.COLUMNS)
+    block = place(np.array([start, capacity, verify, 0, 0], np.int64), np.int64)
+    code = kernels().scan(address_of(memory), len(data), address_of(rows), address_of(block))
+    found = rows[: block[slots.S_N]].copy()
+    found[found[:, table.PAYLOAD_ADDRESS] != 0, table.PAYLOAD_ADDRESS] -= address_of(memory)
+    assert (code, int(block[slots.S_NEXT])) == (expected.code, expected.next_position)
+    assert found.tolist() == expected.table
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+
+def in_memory(rows: list[twins.Row], payloads: list[bytes], place: Place) -> tuple[Any, Any]:
+    """(batch table, the payloads it points at)."""
+    memory = [place(payload) for payload in payloads]
+    return columnar.batch_table(rows, place, [address_of(payload) for payload in memory]), memory
+
+
+@settings(max_examples=600)
+@given(
+    batches=batches_in_memory(),
+    place=places,
+    room=st.sampled_from([-1, 0, 1, 3, None, None, None, None]),
+    min_offset=st.sampled_from([0, 0, 2, 6, 1002, INT64_MAX]),
+    max_offset=st.sampled_from([INT64_MAX, INT64_MAX, 3, 1001, 0]),
+    first=st.sampled_from([0, 0, 0, 1, 4]),
+)
+def test_decode_is_its_twins(
+    batches: tuple[list[twins.Row], list[bytes]],
+    place: Place,
+    room: int | None,
+    min_offset: int,
+    max_offset: int,
+    first: int,
+) -> None:
+    rows, payloads = batches
+    first = min(first, len(rows))
+    live = [row for row in rows[first:] if not row[table.SKIP]]
+    payload_bytes = sum(row[table.PAYLOAD_SIZE] for row in live)
+    # No payload holds more than this, however many records its batch claims to have.
+    records = sum(min(row[table.COUNT], row[table.PAYLOAD_SIZE] // 7) for row in live)
+    capacity = payload_bytes // 2 if room is None else room
+    expected = twins.decode(
+        rows, payloads, first, len(rows), min_offset=min_offset, max_offset=max_offset, header_capacity=capacity
+    )
+    memory, _keep = in_memory(rows, payloads, place)
+    block = place(slots.D_SLOTS * 8, np.int64)
+    block[slots.D_MIN_OFFSET], block[slots.D_MAX_OFFSET] = min_offset, max_offset
+    outputs = columnar.Outputs(records, payload_bytes, capacity, place, block)
+
+    code = kernels().decode(address_of(memory), first, len(rows), address_of(block))
+    n = int(block[slots.D_N])
+    assert (code, n, int(block[slots.D_BATCH])) == (expected.code, len(expected.offsets), expected.batch)
+    assert outputs.arrays["offsets"][:n].tolist() == expected.offsets
+    assert outputs.arrays["timestamps"][:n].tolist() == expected.timestamps
+    assert outputs.arrays["timestamp_types"][:n].tolist() == expected.timestamp_types
+    assert outputs.strings("key", n) == expected.keys
+    assert outputs.strings("value", n) == expected.values
+    if capacity >= 0:
+        assert outputs.headers(n) == expected.headers
+    if room is None:
+        assert code != codes.FULL
+    if code == codes.OK:
+        assert block[slots.D_KEY_NULLS] == expected.keys.count(None)
+        assert block[slots.D_VALUE_NULLS] == expected.values.count(None)
+        flat = [content for entries in expected.headers for _, content in entries] if capacity >= 0 else []
+        assert block[slots.D_HEADER_N] == len(flat)
+        assert block[slots.D_HEADER_VALUE_NULLS] == flat.count(None)
+
+
+@pytest.mark.parametrize("claimed", [50, 97, 98, 99, 100, 196, 197, INT32_MAX])
+def test_a_header_count_that_cannot_fit_asks_for_no_room(claimed: int) -> None:
+    body = b"\0\0\0\1\1" + wire.varint(claimed) + b"\0\1" * 98
+    payload = wire.varint(len(body)) + body
+    row = [0] * table.COLUMNS
+    row[table.MAGIC], row[table.COUNT], row[table.PAYLOAD_SIZE] = 2, 1, len(payload)
+    memory, _keep = in_memory([row], [payload], guarded.at_end)
+    block = guarded.at_end(slots.D_SLOTS * 8, np.int64)
+    block[slots.D_MAX_OFFSET] = INT64_MAX
+    _outputs = columnar.Outputs(1, len(payload), len(payload) // 2, guarded.at_end, block)
+    code = kernels().decode(address_of(memory), 0, 1, address_of(block))
+    assert code == (codes.OK if claimed == 98 else codes.BAD_RECORD)
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=400)
+@given(batches=batches_in_memory(), place=places, first=st.integers(0, 4))
+def test_check_is_its_twins(batches: tuple[list[twins.Row], list[bytes]], place: Place, first: int) -> None:
+    rows, payloads = batches
+    first = min(first, len(rows))
+    expected = twins.check(rows, payloads, first, len(rows))
+    memory, _keep = in_memory(rows, payloads, place)
+    block = place(slots.C_SLOTS * 8, np.int64)
+    code = kernels().check(address_of(memory), first, len(rows), address_of(block))
+    assert code == expected.code
+    if code != codes.OK:
+        assert block[slots.C_BATCH] == expected.batch
+    else:
+        assert block[slots.C_NULL_KEYS] == expected.null_keys
+        assert block[slots.C_MIN_TS] == expected.min_ts
+        assert (block[slots.C_MAX_TS], block[slots.C_MAX_TS_OFFSET]) == (expected.max_ts, expected.max_ts_offset)
+
+
+@pytest.mark.parametrize("delta", [INT64_MAX, INT64_MIN, 1, -1])
+@pytest.mark.parametrize("base", [INT64_MAX, INT64_MIN, 5])
+def test_check_wraps_the_timestamp_of_a_record_as_java_does(base: int, delta: int) -> None:
+    payload = wire.record(b"k", None, timestamp_delta=delta)
+    row = [0] * table.COLUMNS
+    row[table.MAGIC], row[table.COUNT], row[table.PAYLOAD_SIZE], row[table.BASE_TIMESTAMP] = 2, 1, len(payload), base
+    memory, _keep = in_memory([row], [payload], guarded.at_end)
+    block = guarded.at_end(slots.C_SLOTS * 8, np.int64)
+    assert kernels().check(address_of(memory), 0, 1, address_of(block)) == codes.OK
+    assert block[slots.C_MAX_TS] == twins.check([row], [payload], 0, 1).max_ts == max(twins.int64(base + delta), -1)
+
+
+# --- stamping and placing ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def buffers(draw: st.DrawFn) -> tuple[bytes, list[twins.Row]]:
+    """Sound batches side by side, and their table."""
+    data = b""
+    rows: list[twins.Row] = []
+    for _ in range(draw(st.integers(1, 8))):
+        count = draw(st.integers(0, 4))
+        batch = wire.batch(
+            sound_records(count, []),
+            count=count,
+            base_offset=draw(st.integers(0, 1 << 33)),
+            last_offset_delta=draw(st.sampled_from([max(count - 1, 0), 7, INT32_MAX])),
+            attributes=draw(st.integers(-(1 << 15), (1 << 15) - 1)) & ~7,
+            max_timestamp=draw(st.integers(0, 5000) | times | int64s),
+        )
+        (row,) = twins.scan(batch, start=0, capacity=1, verify=True).table
+        row[table.POSITION] = len(data)
+        row[table.PAYLOAD_ADDRESS] += len(data)
+        rows.append(row)
+        data += batch
+    return data, rows
+
+
+@given(buffer=buffers(), now_ms=int64s, place=places, some=st.booleans())
+def test_stamp_append_time_is_its_twins(
+    buffer: tuple[bytes, list[twins.Row]], now_ms: int, place: Place, some: bool
+) -> None:
+    data, rows = buffer
+    n = len(rows) // 2 if some else len(rows)
+    expected, expected_rows = twins.stamp_append_time(data, rows, n, now_ms)
+    memory, placed = place(data), columnar.batch_table(rows, place)
+    assert kernels().stamp_append_time(address_of(memory), address_of(placed), n, now_ms) == codes.OK
+    assert memory.tobytes() == expected
+    assert placed.tolist() == expected_rows
+
+
+@given(buffer=buffers(), max_ts=int64s, place=places)
+def test_set_max_timestamp_is_its_twins(buffer: tuple[bytes, list[twins.Row]], max_ts: int, place: Place) -> None:
+    row = buffer[1][0]
+    data = buffer[0][: row[table.SIZE]]
+    expected, expected_row = twins.set_max_timestamp(data, row, max_ts)
+    memory, placed = place(data), columnar.batch_table([row], place)
+    assert kernels().set_max_timestamp(address_of(memory), address_of(placed), max_ts) == codes.OK
+    assert memory.tobytes() == expected
+    assert placed.tolist() == [expected_row]
+
+
+SEGMENT_SLOTS = {
+    "size": slots.A_SIZE,
+    "base_offset": slots.A_BASE_OFFSET,
+    "next_offset": slots.A_NEXT_OFFSET,
+    "leader_epoch": slots.A_EPOCH,
+    "max_ts": slots.A_MAX_TS,
+    "max_ts_offset": slots.A_MAX_TS_OFFSET,
+    "first_ts": slots.A_FIRST_TS,
+    "created_ms": slots.A_CREATED_MS,
+    "now_ms": slots.A_NOW_MS,
+    "bytes_since": slots.A_BYTES_SINCE,
+    "index_entries": slots.A_INDEX_ENTRIES,
+    "time_entries": slots.A_TIME_ENTRIES,
+    "last_time_ts": slots.A_LAST_TIME_TS,
+    "segment_bytes": slots.A_SEGMENT_BYTES,
+    "max_segment_ms": slots.A_MAX_SEGMENT_MS,
+    "index_interval": slots.A_INDEX_INTERVAL,
+    "index_max": slots.A_INDEX_MAX,
+    "time_max": slots.A_TIME_MAX,
+    "fresh": slots.A_FRESH,
+}
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> twins.Segment:
+    base = draw(st.integers(0, 1 << 33))
+    return twins.Segment(
+        size=draw(st.sampled_from([0, 0, 100, INT32_MAX - 200])),
+        base_offset=base,
+        next_offset=draw(st.sampled_from([base, base + INT32_MAX - 10, INT64_MAX - 3, 0])),
+        leader_epoch=draw(int32s),
+        max_ts=draw(times),
+        max_ts_offset=base + draw(st.integers(-1, 100)),
+        first_ts=draw(times),
+        created_ms=draw(times | int64s),
+        now_ms=draw(times | int64s),
+        bytes_since=draw(st.integers(0, 300)),
+        index_entries=draw(st.integers(0, 3)),
+        time_entries=draw(st.integers(0, 3)),
+        last_time_ts=draw(times),
+        segment_bytes=draw(st.sampled_from([50, 100, 300, INT32_MAX, INT32_MAX])),
+        max_segment_ms=draw(st.sampled_from([0, 1000, INT64_MAX, INT64_MAX])),
+        index_interval=draw(st.sampled_from([0, 70, 150, 4096])),
+        index_max=draw(st.sampled_from([0, 3, 1 << 40, 1 << 40])),
+        time_max=draw(st.sampled_from([0, 3, 1 << 40, 1 << 40])),
+        fresh=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=600)
+@given(buffer=buffers(), segment=segments(), assign=st.booleans(), place=places, first=st.sampled_from([0, 0, 0, 1, 8]))
+def test_place_is_its_twins(
+    buffer: tuple[bytes, list[twins.Row]], segment: twins.Segment, assign: bool, place: Place, first: int
+) -> None:
+    data, rows = buffer
+    first = min(first, len(rows))
+    assert SEGMENT_SLOTS.keys() == {field.name for field in fields(segment)}
+    block = place(slots.A_SLOTS * 8, np.int64)
+    for name, slot in SEGMENT_SLOTS.items():
+        block[slot] = getattr(segment, name)
+    batches = len(rows) - first
+    index, time_index = place(batches * 8), place(batches * 12)  # at most one entry of each a batch
+    block[slots.A_INDEX_OUT], block[slots.A_TIME_OUT] = address_of(index), address_of(time_index)
+    memory, placed = place(data), columnar.batch_table(rows, place)
+
+    expected = twins.place(data, rows, first, len(rows), assign, segment)
+    count = kernels().place(address_of(memory), address_of(placed), first, len(rows), int(assign), address_of(block))
+    assert (count, int(block[slots.A_REASON])) == (expected.count, expected.reason)
+    assert memory.tobytes() == expected.buffer
+    assert placed.tolist() == expected.table
+    assert index[: block[slots.A_INDEX_OUT_N] * 8].tobytes() == expected.index
+    assert time_index[: block[slots.A_TIME_OUT_N] * 12].tobytes() == expected.time_index
+    for name, slot in SEGMENT_SLOTS.items():
+        assert block[slot] == getattr(segment, name), name
+
+
+# --- routing ----------------------------------------------------------------------------------------------------------
+
+
+@given(key=st.binary(max_size=40), place=places)
+def test_murmur2_is_its_twins(key: bytes, place: Place) -> None:
+    memory = place(key)
+    assert kernels().murmur2(address_of(memory), len(key)) == twins.murmur2(key)
+
+
+@given(
+    keys=st.lists(st.none() | st.binary(max_size=9), max_size=20),
+    partitions=st.integers(1, 9),
+    place=places,
+    shift=st.integers(0, 9),
+    data=st.data(),
+)
+def test_route_is_its_twins(
+    keys: list[bytes | None], partitions: int, place: Place, shift: int, data: st.DataObject
+) -> None:
+    asked = st.none() | st.integers(0, partitions - 1) | st.sampled_from([-1, partitions, INT64_MIN, INT64_MAX])
+    given_ones = data.draw(st.none() | st.lists(asked, min_size=len(keys), max_size=len(keys)))
+    sticky = data.draw(st.integers(0, partitions - 1))
+    block = place(slots.R_SLOTS * 8, np.int64)
+    strings = columnar.ByteStrings(keys, place, shift=shift)
+    strings.put(block, slots.R_KEY_OFFSETS, slots.R_KEY_DATA, slots.R_KEY_VALID, slots.R_KEY_VALID_AT)
+    ids, selection, starts = (place(size * 8, np.int64) for size in (len(keys), len(keys), partitions + 1))
+    if given_ones is not None:
+        numbers = place(np.array([INT64_MIN if one is None else one for one in given_ones], np.int64), np.int64)
+        valid = place(columnar.bitmap([one is not None for one in given_ones], shift))
+        block[slots.R_PARTITIONS] = address_of(numbers)
+        block[slots.R_PARTITION_VALID], block[slots.R_PARTITION_VALID_AT] = address_of(valid), shift
+    block[slots.R_ROWS], block[slots.R_PARTITION_COUNT], block[slots.R_STICKY] = len(keys), partitions, sticky
+    block[slots.R_IDS], block[slots.R_SELECTION] = address_of(ids), address_of(selection)
+    block[slots.R_STARTS] = address_of(starts)
+
+    expected = twins.route(keys, given_ones, partitions, sticky)
+    assert kernels().route(address_of(block)) == expected.code
+    if expected.code == codes.OK:
+        assert ids.tolist() == expected.ids
+        assert selection.tolist() == expected.selection
+        assert starts.tolist() == expected.starts
+    else:
+        assert block[slots.R_BAD_ROW] == expected.bad_row
+
+
+def test_hostile_rows_reach_every_answer_of_scan_and_decode() -> None:
+    """The strategies above are only worth something if they get past the first check."""
+    from hypothesis import find
+
+    for code in (codes.OK, codes.PARTIAL, codes.BAD_LENGTH, codes.BAD_MAGIC, codes.BAD_CRC, codes.BAD_OFFSET):
+        find(logs(), lambda data, code=code: twins.scan(data, start=0, capacity=9, verify=True).code == code)
+    find(logs(), lambda data: twins.scan(data, start=0, capacity=9, verify=True).code == codes.BAD_COUNT)
+
+
+def test_struct_of_the_twins_header_is_the_tables() -> None:
+    assert wire.HEADER.size == table.HEADER_BYTES == struct.calcsize(">qiibIhiqqqhii")
