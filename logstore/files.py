@@ -205,6 +205,17 @@ def read_whole(fs: FileSystem, path: str, *, limit: int) -> bytes:
         file.close()
 
 
+def make_directory(fs: FileSystem, path: str) -> None:
+    """Make the directory and its parents, on disk when this returns; nothing is done when it is there."""
+    missing = []
+    while path and not fs.exists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for each in reversed(missing):
+        fs.mkdir(each)
+        fs.fsync_dir(os.path.dirname(each) or ".")
+
+
 def replace_file(fs: FileSystem, path: str, data: bytes, *, durable: bool = True) -> None:
     """Replace `path` as a whole: temporary file, fsync, rename, directory fsync.
 

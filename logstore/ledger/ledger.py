@@ -83,9 +83,7 @@ class Ledger:
     def commit_void(self, request: CommitRequest) -> int:
         """Occupy the request's sequences without data, so that a commit of it still on its way must fail."""
         check_request(request)
-        return self._commit(
-            request, {_topic(topic.topic_id): topic.sequence + 1 for topic in request.topics}, void=True
-        )
+        return self._commit(request, void=True)
 
     def resolve(self, request: CommitRequest) -> int | None:
         """After CommitUnknown: the version at which the plan was committed, or None once it never will be."""

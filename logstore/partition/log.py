@@ -28,7 +28,7 @@ from logstore.errors import (
     OffsetOverflow,
     OffsetsOutOfOrder,
 )
-from logstore.files import OS_FILES, FileSystem
+from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.flusher import Flusher
@@ -121,6 +121,7 @@ class PartitionLog:
         background_flush: bool,
         manual_high_watermark: bool,
         randomness: random.Random,
+        told_recovery_point: int,
     ) -> None:
         self.directory = directory
         self.partition = partition
@@ -137,7 +138,7 @@ class PartitionLog:
         self._broken: str | None = None
         self._placing = False  # an append has begun to write
         self._unsaved = False  # the state file lacks a segment
-        self._new_names = False  # a file was made beside a segment that is on disk already
+        self._new_names = True  # the directory has names that may not be on disk
         self._closed = False
         loaded = loader.load()
         self.recovery: RecoveryReport = loaded.report
@@ -147,6 +148,8 @@ class PartitionLog:
         self._log_start = loaded.log_start_offset
         self._log_end = loaded.log_end_offset
         self._recovery_point = loaded.recovery_point
+        # the highest that may stand in a caller's file: it is written there after a flush, and stays when we truncate
+        self._told_recovery_point = max(told_recovery_point, loaded.recovery_point)
         wanted = self._log_end if high_watermark is None and not manual_high_watermark else high_watermark
         self._high_watermark = min(max(wanted if wanted is not None else 0, self._log_start), self._log_end)
         self._producers.on_high_watermark_updated(self._high_watermark)
@@ -154,6 +157,7 @@ class PartitionLog:
         self._active.jitter_ms = draw_jitter_ms(config, randomness)
         if long_lived:
             self._active.activate(preallocate_bytes=config.segment_bytes if config.preallocate else 0)
+        self._flush_what_was_found()
         self._save_state()
         self._flusher: Flusher | None = None
         if background_flush and config.flush_ms < INT64_MAX:
@@ -194,6 +198,9 @@ class PartitionLog:
             except CorruptState as error:
                 notes.append(f"state file rebuilt: {error}")
         state = state or PartitionState(log_start_offset=log_start_offset)
+        told_recovery_point = recovery_point
+        if state.recovery_point_max is not None:
+            recovery_point = min(recovery_point, state.recovery_point_max)
         loader = Loader(
             fs,
             directory,
@@ -205,6 +212,7 @@ class PartitionLog:
             recovery_point=recovery_point,
             log_start_offset=max(log_start_offset, state.log_start_offset),
             producer_expiration_ms=producer_expiration_ms,
+            listed=state.segments if state.swap is None else (),
         )
         loader.report.notes += notes
         return cls(
@@ -222,6 +230,7 @@ class PartitionLog:
             background_flush=background_flush,
             manual_high_watermark=manual_high_watermark,
             randomness=randomness or random.Random(),
+            told_recovery_point=told_recovery_point,
         )
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -446,7 +455,7 @@ class PartitionLog:
         first = rolls = 0
         fresh = False
         while first < len(table):
-            segment = self._active
+            segment = self._listed_active()
             self._placing = True
             placed, reason = segment.place(
                 batches.data,
@@ -512,7 +521,7 @@ class PartitionLog:
         if prepared.duplicate is not None:
             again = prepared.duplicate
             return AppendInfo(again.first_offset, again.last_offset, 0, 0, rolls, duplicate=True)
-        segment = self._active
+        segment = self._listed_active()
         self._placing = True
         placed, _ = segment.place(
             data,
@@ -614,8 +623,19 @@ class PartitionLog:
             self._segments.append(new)
             self._unsaved = True
 
+    def _listed_active(self) -> LogSegment:
+        """The active segment, in the state file before its first byte is written.
+
+        So recovery knows how long the one before it was, and sees a gap where a cut took unsynced bytes of that one but
+        not of this.
+        """
+        if self._unsaved:
+            self._save_state()
+        return self._active
+
     def _new_segment(self, base_offset: int) -> LogSegment:
         self._remove_stale(base_offset)
+        self._new_names = True
         return LogSegment(
             self._fs,
             self.directory,
@@ -655,19 +675,28 @@ class PartitionLog:
 
     def _sync(self, up_to: int) -> None:
         if up_to > self._recovery_point:
-            new_names = self._new_names
             for at, segment in enumerate(self._segments):
                 end = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else INT64_MAX
                 if end > self._recovery_point and segment.base_offset < up_to:
                     segment.flush()
-                    new_names = new_names or segment.base_offset >= self._recovery_point
-            if new_names:
-                self._sync_snapshots()
-                self._fs.fsync_dir(self.directory)
-                self._new_names = False
+            self._sync_names()
             self._recovery_point = up_to
         if self._recovery_point >= self._log_end:
             self._unflushed_since_ms = None
+
+    def _sync_names(self) -> None:
+        if self._new_names:
+            self._sync_snapshots()
+            self._fs.fsync_dir(self.directory)
+            self._new_names = False
+
+    def _flush_what_was_found(self) -> None:
+        """What an earlier process left unflushed is of unknown age: where there is a limit, it has reached it."""
+        if self._recovery_point < self._log_end:
+            self._unflushed_since_ms = self._clock.monotonic_ms()
+            self._flush_by_count()
+            if self.config.flush_ms < INT64_MAX:
+                self._flush(self._log_end)
 
     def _sync_snapshots(self) -> None:
         for offset in self._producers.snapshot_offsets:
@@ -739,21 +768,30 @@ class PartitionLog:
                 raise OffsetOutOfRange(f"cannot truncate to {offset}", partition=self.partition, offset=offset)
             if offset >= self._log_end:
                 return False
-            if offset < self._segments[0].base_offset:
-                self._start_anew(offset)
-                return True
-            self._truncate(offset)
+            try:
+                if offset < self._segments[0].base_offset:
+                    self._start_anew(offset)
+                else:
+                    self._truncate(offset)
+            except OSError as error:
+                self._broken = self._broken or f"truncation: {error}"
+                raise
             return True
 
     def _truncate(self, offset: int) -> None:
+        """Each step is on disk before the next: what is cut off must not come back behind what is written then."""
         gone = []
         while len(self._segments) > 1 and self._active.base_offset > offset:
             gone.append(self._segments.pop())
-        if gone:
+        if self._lower_recovery_point(offset) or gone:
             self._save_state()  # readers stop asking for files before these lose their names
-        for segment in gone:
-            mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
+        if gone:
+            for segment in gone:
+                mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
+            self._fs.fsync_dir(self.directory)
         self._active.truncate_to(offset)
+        self._active.trim_log()
+        self._active.log.fsync()
         if not self._active.size_bytes:
             self._active.created_ms = self._clock.now_ms()
         if self._long_lived:
@@ -762,7 +800,6 @@ class PartitionLog:
 
     def _after_truncation(self, offset: int) -> None:
         self._log_end = offset
-        self._recovery_point = min(self._recovery_point, offset)
         self._log_start = min(self._log_start, offset)
         self._epochs.truncate_from_end(offset)
         self._reload_producers(offset)
@@ -770,10 +807,26 @@ class PartitionLog:
         self._set_high_watermark(min(self._high_watermark, offset))
         self._save_state()
 
+    def _lower_recovery_point(self, offset: int) -> bool:
+        """True when it was above: the state file must say so before new bytes come where synced ones were."""
+        if offset >= self._recovery_point:
+            return False
+        self._told_recovery_point = max(self._told_recovery_point, self._recovery_point)
+        self._recovery_point = offset
+        return True
+
     def _start_anew(self, offset: int) -> None:
-        """Remove everything and go on at `offset` with one empty segment."""
+        """Remove everything and go on at `offset` with one empty segment.
+
+        A log start that rises is on disk first, so a log that is half removed begins anew there; one that falls comes
+        last.
+        """
+        self._lower_recovery_point(offset)
+        self._log_start = max(self._log_start, offset)
+        self._save_state()
         for segment in self._segments:
             mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
+        self._fs.fsync_dir(self.directory)
         self._segments = [self._new_segment(offset)]
         self._epochs.clear()
         self._producers.truncate_fully_and_start_at(offset)
@@ -785,7 +838,11 @@ class PartitionLog:
     def start_anew_at(self, offset: int) -> None:
         with self._lock:
             self._check_writable()
-            self._start_anew(offset)
+            try:
+                self._start_anew(offset)
+            except OSError as error:
+                self._broken = self._broken or f"beginning anew: {error}"
+                raise
 
     def _reload_producers(self, end_offset: int) -> None:
         self._producers.truncate_and_reload(self._log_start, end_offset, self._clock.now_ms())
@@ -840,6 +897,7 @@ class PartitionLog:
             self._roll(self._log_end, None)
         gone = self._segments[:count]
         self._segments = self._segments[count:]
+        self._sync_names()  # of producers that wrote only to what goes, the next snapshot knows alone
         if self._segments[0].base_offset > self._log_start:
             self._raise_log_start(self._segments[0].base_offset)
         self._save_state()
@@ -889,16 +947,22 @@ class PartitionLog:
 
     # --- state, failure, close --------------------------------------------------------------------------------------
 
-    def _save_state(self) -> None:
+    def _save_state(self, *, closed: bool = False) -> None:
         if self._state_path is None:
+            self._unsaved = False
             return
         segments = tuple(SegmentEntry(s.base_offset, s.size_bytes, s.largest.timestamp_ms) for s in self._segments)
         self._state = self._state.with_segments(segments, log_start_offset=self._log_start)
         first_dirty = min(max(self._state.first_dirty_offset, self._log_start), self._log_end)
+        believable = self._recovery_point >= self._told_recovery_point
         self._state = replace(
-            self._state, first_dirty_offset=first_dirty, producers=bool(self._producers.producers)
+            self._state,
+            first_dirty_offset=first_dirty,
+            producers=bool(self._producers.producers),
+            recovery_point_max=None if believable else self._recovery_point,
+            closed=closed,
         )
-        self._fs.mkdir(os.path.dirname(self._state_path))
+        make_directory(self._fs, os.path.dirname(self._state_path))
         write_state(self._fs, self._state_path, self._state)
         self._unsaved = False
 
@@ -933,8 +997,8 @@ class PartitionLog:
                 self._producers.take_snapshot()
                 self._active.flush()
                 self._flush(self._log_end)
-                self._save_state()
                 self._fs.fsync_dir(self.directory)
+                self._save_state(closed=True)
         finally:
             self._closed = True
             for segment in self._segments:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,12 +19,13 @@ from crc32c import crc32c
 from logstore.clock import Clock
 from logstore.config import LogConfig
 from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint, CorruptIndex, DuramenError, OffsetOverflow
-from logstore.files import FileSystem
+from logstore.files import FileSystem, make_directory
 from logstore.limits import RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.deletion import sweep_deleted
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
 from logstore.partition.producers import producer_entries, producer_entry
+from logstore.partition.state import SegmentEntry
 from logstore.partition.swap import replace_segments
 from logstore.records.header import read_header
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSITION, SIZE, BatchTable
@@ -106,7 +107,9 @@ class Loader:
         recovery_point: int,
         log_start_offset: int,
         producer_expiration_ms: int,
+        listed: Sequence[SegmentEntry] = (),
     ) -> None:
+        """`listed` are the segments the state file knows; none where it cannot be relied on."""
         self._fs = fs
         self._directory = directory
         self._partition = partition
@@ -114,8 +117,10 @@ class Loader:
         self._clock = clock
         self._limits = limits
         self._clean = clean
-        self._recovery_point = recovery_point
+        # Below the log start nothing is read, so nothing there can be missed.
+        self._recovery_point = max(recovery_point, log_start_offset)
         self._log_start = log_start_offset
+        self._listed = {entry.base_offset: entry.size_bytes for entry in listed}
         self._expiration_ms = producer_expiration_ms
         self._segments: list[LogSegment] = []
         self._folder: str | None = None
@@ -123,7 +128,7 @@ class Loader:
 
     def load(self) -> Loaded:
         """Raises DuramenError only for what cannot be repaired from the directory itself."""
-        self._fs.mkdir(self._directory)
+        make_directory(self._fs, self._directory)
         self._finish_replacements()
         self._repair_overflow(self._open_segments)
         epochs, epochs_lost = self._load_epochs()
@@ -143,8 +148,10 @@ class Loader:
             self._find_epochs(epochs)
         epochs.truncate_from_end(end)
         epochs.truncate_from_start(self._log_start)
-        producers.remove_stray_snapshots([segment.base_offset for segment in self._segments])
+        strays = producers.remove_stray_snapshots([segment.base_offset for segment in self._segments])
         self._rebuild_producers(producers, end)
+        if not self._clean or strays or self.report.removed or self.report.rebuilt:
+            self._fs.fsync_dir(self._directory)  # before the state file says so, and before anything is written anew
         producers.take_snapshot()
         recovery_point = end if self._clean else min(self._recovery_point, end)
         return Loaded(self._segments, self._log_start, end, recovery_point, epochs, producers, self.report)
@@ -261,6 +268,7 @@ class Loader:
         except (CorruptBatch, BufferLimit) as error:
             self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
         segment.seal()
+        segment.flush()  # no recovery point will have this done
         self.report.rebuilt.append(f"{segment.offset_index.path}: {reason}")
 
     def _apply_producers(self, producers: ProducerStateManager, segment: LogSegment, chunk: Chunk) -> None:
@@ -300,7 +308,6 @@ class Loader:
         self._rebuild_producers(producers, self._segments[first].base_offset)
         for at in range(first, len(self._segments)):
             if self._recover_segment(self._segments[at], at, epochs, producers):
-                self._quarantine(at + 1)
                 break
 
     def _first_unflushed(self) -> int:
@@ -310,7 +317,7 @@ class Loader:
     def _recover_segment(
         self, segment: LogSegment, at: int, epochs: LeaderEpochs, producers: ProducerStateManager
     ) -> bool:
-        """Scan one segment and rebuild its indexes; True when the log ends here because bytes were cut."""
+        """Scan one segment and rebuild its indexes; True when the log ends here because bytes were cut or are missing."""
         segment.reset_indexes()
         self.report.segments_scanned += 1
         upper = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
@@ -337,12 +344,46 @@ class Loader:
             reason = error.what
         self.report.bytes_scanned += valid
         cut = valid < segment.log.size() and not self._trim_preallocated(segment, valid, last_offset + 1, upper)
-        if cut:
-            self._cut(segment, valid, reason or "the file ends inside a batch")
+        missing = "" if cut else self._missing_behind(at, valid, last_offset + 1)
+        if cut or missing:
+            self._end_log(at, valid, missing or reason or "the file ends inside a batch")
         producers.update_map_end_offset(last_offset + 1)
         segment.seal()
         producers.take_snapshot()
-        return cut
+        return bool(cut or missing)
+
+    def _missing_behind(self, at: int, size_bytes: int, next_offset: int) -> str:
+        """Why the segment behind this one does not continue it; '' when it does, or there is none.
+
+        A power cut may take whole batches off the end of one segment and leave the next. A gap is believed (compaction
+        makes them) where the state file has both segments and this one is as long as it was: a segment is listed before
+        its first byte is written.
+        """
+        if at + 1 == len(self._segments) or not self._listed:
+            return ""
+        base, following = self._segments[at].base_offset, self._segments[at + 1].base_offset
+        if next_offset == following:
+            return ""
+        if size_bytes < self._listed.get(base, 0):
+            return f"{self._listed[base] - size_bytes} bytes are missing at the end"
+        if base not in self._listed or following not in self._listed:
+            return f"the segment at {following} was never a part of the log"
+        return ""
+
+    def _end_log(self, at: int, size_bytes: int, reason: str) -> None:
+        """Let the log end in this segment. The damage goes last: found again, it leads here again."""
+        segment = self._segments[at]
+        path = segment.path(FileKind.LOG)
+        dropped = max(segment.log.size(), self._listed.get(segment.base_offset, 0)) - size_bytes
+        self.report.cuts.append(Cut(path, size_bytes, dropped, reason))
+        end = _data_end(segment, size_bytes)
+        if end > size_bytes:
+            target = os.path.join(self._quarantine_folder(), f"{os.path.basename(path)}.from-{size_bytes}")
+            _copy_range(self._fs, segment, size_bytes, end, target)
+            self.report.quarantined.append(target)
+        self._quarantine(at + 1)
+        segment.cut_bytes(size_bytes)
+        segment.log.fsync()
 
     def _trim_preallocated(self, segment: LogSegment, size_bytes: int, next_offset: int, upper: int | None) -> bool:
         """Cut a tail of zeros that was never written to; False when it may stand where records were.
@@ -367,18 +408,6 @@ class Loader:
                 epochs.assign(epoch, base if base >= 0 else int(table[row, LAST_OFFSET]), store=store)
                 latest = epoch
 
-    def _cut(self, segment: LogSegment, size_bytes: int, reason: str) -> None:
-        path = segment.path(FileKind.LOG)
-        dropped = segment.log.size() - size_bytes
-        end = _data_end(segment, size_bytes)
-        if end > size_bytes:
-            folder = self._quarantine_folder()
-            target = os.path.join(folder, f"{os.path.basename(path)}.from-{size_bytes}")
-            _copy_range(self._fs, segment, size_bytes, end, target)
-            self.report.quarantined.append(target)
-        segment.cut_bytes(size_bytes)
-        self.report.cuts.append(Cut(path, size_bytes, dropped, reason))
-
     def _quarantine_folder(self) -> str:
         """A folder for this recovery's leavings; numbered, so that a later one never overwrites an earlier."""
         if self._folder is None:
@@ -392,22 +421,26 @@ class Loader:
 
     def _quarantine(self, from_segment: int) -> None:
         """Move the segments behind a cut out of the log: their offsets will be given anew."""
-        later = self._segments[from_segment:]
-        if later or self._folder is not None:
-            folder = self._quarantine_folder()
-            for segment in later:
-                segment.close(clean=False)
-                for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
-                    source = segment.path(kind)
-                    if self._fs.exists(source):
-                        target = os.path.join(folder, os.path.basename(source))
-                        self._fs.rename(source, target)
-                        if kind is FileKind.LOG:
-                            self.report.quarantined.append(target)
-            self._write_reason(folder)
-            self._fs.fsync_dir(folder)
-            self._fs.fsync_dir(self._directory)
+        for segment in self._segments[from_segment:]:
+            keep = _data_end(segment, 0) > 0
+            segment.close(clean=False)
+            for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
+                source = segment.path(kind)
+                if not self._fs.exists(source):
+                    continue
+                if not keep:
+                    self._fs.unlink(source)
+                    self.report.removed.append(source)
+                    continue
+                target = os.path.join(self._quarantine_folder(), os.path.basename(source))
+                self._fs.rename(source, target)
+                if kind is FileKind.LOG:
+                    self.report.quarantined.append(target)
         del self._segments[from_segment:]
+        if self._folder is not None:
+            self._write_reason(self._folder)
+            self._fs.fsync_dir(self._folder)
+        self._fs.fsync_dir(self._directory)
 
     def _write_reason(self, folder: str) -> None:
         cuts = [

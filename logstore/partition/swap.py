@@ -1,7 +1,7 @@
 """Replacement of segments by others, in an order that every crash can be finished from or undone.
 
-outputs `.cleaned` (complete, synced) → `.swap`, highest base first → old files to `.deleted` → `.swap` to plain →
-directory synced
+outputs `.cleaned` (complete, synced) → `.swap`, highest base first → directory synced → old files to `.deleted` →
+`.swap` to plain → directory synced
 
 Until the last `.cleaned` is renamed the old segments stand; from then on the new ones do. `recovery` finishes either
 way.
@@ -21,6 +21,7 @@ def replace_segments(fs: FileSystem, directory: str, new_bases: Sequence[int], o
     """Swap complete `.cleaned` outputs in for the segments they replace."""
     for base in sorted(new_bases, reverse=True):
         _rename(fs, directory, base, Transient.CLEANED, Transient.SWAP)
+    fs.fsync_dir(directory)
     for base in sorted(old_bases):
         mark_deleted(fs, directory, base)
     for base in sorted(new_bases):

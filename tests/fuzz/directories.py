@@ -48,7 +48,7 @@ class Sound:
     log_end_offset: int
     last_stable_offset: int
 
-    def batch_ends(self) -> list[tuple[str, int, int, int]]:
+    def batches(self) -> list[tuple[str, int, int, int]]:
         """(file, position, size, magic) of every batch in log order."""
         found = []
         for name in sorted(self.files):

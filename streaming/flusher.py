@@ -1,0 +1,63 @@
+"""Flushing a little later: one thread a process fsyncs what micro-batches appended and lets their staging go."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from logstore.errors import DuramenError
+
+if TYPE_CHECKING:
+    from logstore.store.committer import Committer
+
+_due: dict[tuple[int, str], tuple[float, Committer]] = {}
+_changed = threading.Condition()
+_thread: threading.Thread | None = None
+
+
+def flush_later(committer: Committer, topics: list[str], delay_ms: int) -> None:
+    """Flush these topics within `delay_ms`; until then their staged files are the redo log."""
+    global _thread
+    with _changed:
+        for topic in topics:
+            _due.setdefault((id(committer), topic), (time.monotonic() + delay_ms / 1000, committer))
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_run, name="duramen flush", daemon=True)
+            _thread.start()
+        _changed.notify()
+
+
+def flush_now() -> None:
+    """Everything that is waiting; at exit, and for tests."""
+    with _changed:
+        waiting, _due_now = list(_due.items()), _due.clear()
+    for (_, topic), (_, committer) in waiting:
+        _flush(committer, topic)
+
+
+def _run() -> None:
+    while True:
+        with _changed:
+            if not _due:
+                if not _changed.wait(timeout=60):
+                    return
+                continue
+            key, (at, committer) = min(_due.items(), key=lambda item: item[1][0])
+            wait = at - time.monotonic()
+            if wait > 0:
+                _changed.wait(timeout=wait)
+                continue
+            del _due[key]
+        _flush(committer, key[1])
+
+
+def _flush(committer: Committer, topic: str) -> None:
+    # A failure loses nothing: the staged files stay, and the next holder of the lease flushes.
+    with contextlib.suppress(DuramenError, OSError):
+        committer.flush(committer.store.topic(topic))
+
+
+atexit.register(flush_now)

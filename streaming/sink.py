@@ -1,0 +1,264 @@
+"""The sink: a callable for `foreachBatch` that appends every micro-batch exactly once.
+
+Rows are encoded where they are, by the tasks of one Spark job, into staged files; the driver sees only counts. One ledger
+transaction decides, then the batches are appended. A batch that Spark runs again is recognised by (app_id, batch_id).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from logstore.errors import InvalidConfig, InvalidRecord, ReplayMismatch, TopicChanged, UnknownTopic
+from logstore.store.committer import AppBatch, Committed, Committer, Staging
+from logstore.store.plan import Plan
+from logstore.store.registry import Topic
+from logstore.store.staging import EncodeOptions, StagedFile, TopicTarget
+from logstore.store.store import LogStore
+from streaming.flusher import flush_later
+from streaming.tasks import REPORT_SCHEMA, EncodeJob, apply_plans, encode_rows, read_report, staged_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EXPECTED = """key binary|string (optional), value binary|string, timestamp timestamp|bigint ms (optional),
+headers array<struct<key:string,value:binary>> (optional), topic string (optional), partition int (optional)"""
+
+_TYPES: dict[str, tuple[str, ...]] = {
+    "key": ("binary", "string", "void"),
+    "value": ("binary", "string", "void"),
+    "timestamp": ("timestamp", "timestamp_ntz", "bigint", "int"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int", "smallint", "tinyint", "bigint"),
+}
+_ENCODE_TRIES_MAX = 5
+#: above this a batch is appended by executors, below by the driver itself
+APPLY_ON_DRIVER_BYTES = 16 << 20
+
+
+class LogSink:
+    """`df.writeStream.foreachBatch(LogSink(store=…, topic=…, app_id=…))`.
+
+    Parameters
+    ----------
+    store: path of the store, the same on driver and executors
+    topic: where rows go that name none in a `topic` column
+    app_id: the name under which batches are counted; keep it when the query changes, choose another for another query
+    compression_type, batch_size: as Kafka's producer settings
+    create_topics: partitions and settings for topics that do not exist, e.g. `{"partitions": 4, "configs": {…}}`
+    order_by: sort each micro-batch by this column first
+    adopt: let this query go on under an app_id that another query wrote, or with batch ids that went back, once
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str],
+        topic: str | None = None,
+        app_id: str | None = None,
+        *,
+        compression_type: str = "none",
+        batch_size: int = EncodeOptions().batch_size,
+        create_topics: dict[str, Any] | None = None,
+        order_by: str | None = None,
+        adopt: bool = False,
+        query_id: str | None = None,
+        flush_ms: int = 1000,
+    ) -> None:
+        if not app_id:
+            raise InvalidConfig(
+                "a sink needs an app_id",
+                hint="It names the query for exactly-once; a lost checkpoint silently gives a query a new id",
+            )
+        self.store = os.path.abspath(os.fspath(store))
+        self.topic = topic
+        self.app_id = app_id
+        self.options = EncodeOptions(compression_type, batch_size)
+        self.create_topics = create_topics
+        self.order_by = order_by
+        self.adopt = adopt
+        self.query_id = query_id
+        self.flush_ms = flush_ms
+        #: the last micro-batch's receipt
+        self.last: Committed | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "last"} | {"last": None}
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        self.last = self.write(df, batch_id)
+
+    def write(self, df: DataFrame, batch_id: int) -> Committed:
+        """Append one micro-batch; returns its receipt. Raises DuramenError; what it says about the batch is true."""
+        check_schema(df, self.topic)
+        committer = committer_of(self.store)
+        app = AppBatch(self.app_id, batch_id, self.query_id or query_id_of(df), self.adopt)
+        if committer.check_replay(app):
+            self._settle(committer)
+            drain(df)
+            return Committed("", replayed=True)
+        return self._write(df, committer, app)
+
+    def _write(self, df: DataFrame, committer: Committer, app: AppBatch | None) -> Committed:
+        for attempt in range(_ENCODE_TRIES_MAX):
+            targets = self._targets(committer, df)
+            staging = Staging(committer.store)
+            try:
+                began = time.monotonic()
+                files = self._encode(df, committer, staging, targets)
+                done = committer.commit(
+                    staging,
+                    files,
+                    {target.id: target for target in targets.values()},
+                    app=app,
+                    apply_many=lambda plan, topic, numbers: apply_many(df, self.store, plan, topic, numbers),
+                    timings_ms={"encode": int((time.monotonic() - began) * 1000)},
+                    engine="spark",
+                )
+            except TopicChanged:
+                staging.discard()
+                if attempt + 1 == _ENCODE_TRIES_MAX:
+                    raise
+                continue
+            except BaseException:
+                staging.release()
+                raise
+            self.adopt = False
+            flush_later(committer, list(done.topics), self.flush_ms)
+            return done
+        raise AssertionError("unreachable")
+
+    def _encode(
+        self, df: DataFrame, committer: Committer, staging: Staging, targets: dict[str, TopicTarget]
+    ) -> list[StagedFile]:
+        names = [name for name in df.columns if name in _TYPES]
+        if self.order_by is not None:
+            df = df.orderBy(self.order_by)
+        job = EncodeJob(self.store, staging.folder, store_token(committer.store), targets, self.topic, self.options)
+        rows = df.select(*names).mapInArrow(encode_rows(job), REPORT_SCHEMA).collect()
+        reports = [read_report(bytes(row.report)) for row in sorted(rows, key=lambda row: row.task)]
+        return [file for file in map(staged_file, reports) if file is not None]
+
+    def _targets(self, committer: Committer, df: DataFrame) -> dict[str, TopicTarget]:
+        """The topics rows may go to: the one named, or any of the store when the rows name theirs."""
+        names = committer.store.topic_names() if "topic" in df.columns else []
+        if self.topic is not None:
+            if self.topic not in names:
+                self._ensure(committer, self.topic)
+            names = [*names, self.topic]
+        return {name: committer.target(name) for name in dict.fromkeys(names)}
+
+    def _ensure(self, committer: Committer, name: str) -> None:
+        try:
+            committer.store.topic(name)
+        except UnknownTopic as error:
+            if self.create_topics is None:
+                error.hint = "Create it with `duramen topics create`, or give create_topics"
+                raise
+            committer.store.create_topic(name, **self.create_topics)
+
+    def _settle(self, committer: Committer) -> None:
+        if self.topic is not None:
+            topic = committer.store.topic(self.topic)
+            with committer.store.locks.lease(topic.id, what=f"settle {topic.name}"):
+                committer.settle(topic)
+
+
+# --- what driver and sink share -------------------------------------------------------------------------------------------
+
+_open_stores: dict[tuple[str, int], Committer] = {}
+_open_lock = threading.Lock()
+
+
+def committer_of(store: str) -> Committer:
+    """One open store a process; opened again after a fork, because locks do not survive one."""
+    with _open_lock:
+        key = (store, os.getpid())
+        if key not in _open_stores:
+            _open_stores[key] = Committer(LogStore(store))
+        return _open_stores[key]
+
+
+def store_token(store: LogStore) -> str:
+    """The secret of the store's own file system, by which executors show that they see it."""
+    path = os.path.join(store.layout.locks, "token")
+    if not store.fs.exists(path):
+        draft = f"{path}.{uuid.uuid4().hex}"
+        file = store.fs.open(draft, create=True)
+        try:
+            file.pwrite(uuid.uuid4().hex.encode(), 0)
+            file.fsync()
+        finally:
+            file.close()
+        try:
+            store.fs.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            store.fs.unlink(draft)
+    file = store.fs.open(path)
+    try:
+        return file.pread(64, 0).decode("ascii")
+    finally:
+        file.close()
+
+
+def check_schema(df: DataFrame, topic: str | None) -> None:
+    """Raises InvalidRecord with the expected schema for columns that cannot become records."""
+    types = dict(df.dtypes)
+    problems = [f"column {name!r} is not known" for name in types if name not in _TYPES]
+    for name, kind in types.items():
+        if name in _TYPES and kind not in _TYPES[name]:
+            problems.append(f"column {name!r} is {kind}, expected {' or '.join(_TYPES[name])}")
+    if "value" not in types:
+        problems.append("there is no column 'value'")
+    if topic is None and "topic" not in types:
+        problems.append("no topic: neither the sink nor a column names one")
+    if problems:
+        raise InvalidRecord("; ".join(problems), hint=f"Expected columns: {EXPECTED}")
+
+
+def query_id_of(df: DataFrame) -> str | None:
+    """The streaming query this micro-batch belongs to; None where it cannot be known."""
+    session = df.sparkSession
+    try:
+        return session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    except Exception:  # Spark Connect has no context; it knows the running queries
+        active = [query.id for query in session.streams.active]
+        return active[0] if len(active) == 1 else None
+
+
+def drain(df: DataFrame) -> None:
+    """Run the rows to nowhere: a stateful query must see its batch consumed even when we have it."""
+    df.write.format("noop").mode("append").save()
+
+
+def apply_many(df: DataFrame, store: str, plan: Plan, topic: Topic, numbers: list[int]) -> None:
+    """Append a committed plan: by the driver when it is small, else by about one task a core."""
+    committer = committer_of(store)
+    topic_plan = plan.topic(topic.id)
+    assert topic_plan is not None
+    if topic_plan.bytes <= APPLY_ON_DRIVER_BYTES or len(numbers) == 1:
+        from logstore.store.apply import apply_partition
+
+        for number in numbers:
+            apply_partition(committer.store, plan, topic, number)
+        return
+    session = df.sparkSession
+    try:
+        cores = session.sparkContext.defaultParallelism
+    except Exception:
+        cores = 4
+    tasks = min(len(numbers), max(cores, 1))
+    groups = [numbers[start::tasks] for start in range(tasks)]
+    job = session.range(0, tasks, 1, tasks).mapInArrow(
+        apply_plans(store, plan.plan_id, topic.name, groups), REPORT_SCHEMA
+    )
+    for row in job.collect():
+        read_report(bytes(row.report))
+
+
+__all__ = ["LogSink", "ReplayMismatch"]

@@ -1,0 +1,187 @@
+"""What runs on executors: encoding rows into staged files, and appending committed plans. Imports no Spark.
+
+Both are plain functions over Arrow batches, as `mapInArrow` wants them. An error that is ours travels back as a row, not as a
+failed task: Spark would run the task again three times for nothing and bury the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.errors import DuramenError, UnsuitableFileSystem
+from logstore.files import OS_FILES
+from logstore.store.apply import apply_partition
+from logstore.store.plan import read_plan
+from logstore.store.staging import (
+    EncodeOptions,
+    PartitionCount,
+    StagedFile,
+    StagedWriter,
+    TopicTarget,
+    target_named,
+)
+from logstore.store.store import LogStore
+
+#: rows of a task are encoded together until they have this many bytes for each partition, so that batches fill
+_BYTES_PER_PARTITION = 64 << 10
+_BYTES_AT_ONCE_MAX = 32 << 20
+
+REPORT_SCHEMA = "task int, report binary"
+_REPORT = pa.schema([("task", pa.int32()), ("report", pa.binary())])
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeJob:
+    """All an encoding task needs to know."""
+
+    store: str
+    folder: str
+    token: str
+    targets: dict[str, TopicTarget]
+    topic: str | None
+    options: EncodeOptions = field(default_factory=EncodeOptions)
+
+
+def encode_rows(job: EncodeJob) -> Callable[[Batches], Batches]:
+    def run(batches: Batches) -> Batches:
+        yield from _reported(lambda: _encode(job, batches))
+
+    return run
+
+
+def apply_plans(store: str, plan_id: str, topic: str, groups: list[list[int]]) -> Callable[[Batches], Batches]:
+    """Each row of the input is the number of a group of partitions to append."""
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for group in batch.column(0).to_pylist():
+                yield from _reported(lambda numbers=groups[group]: _apply(store, plan_id, topic, numbers))
+
+    return run
+
+
+def _reported(work: Callable[[], dict[str, object]]) -> Batches:
+    try:
+        report = work()
+    except DuramenError as error:
+        report = {"error": pickle.dumps(error).hex()}
+    data = zlib.compress(json.dumps(report).encode())
+    yield pa.RecordBatch.from_arrays([pa.array([_task_number()], pa.int32()), pa.array([data], pa.binary())], schema=_REPORT)
+
+
+def read_report(data: bytes) -> dict[str, object]:
+    """What a task reported; raises the error it met."""
+    report = json.loads(zlib.decompress(data))
+    if "error" in report:
+        raise pickle.loads(bytes.fromhex(report["error"]))
+    return report
+
+
+def staged_file(report: dict[str, object]) -> StagedFile | None:
+    if report.get("name") is None:
+        return None
+    counts = tuple(PartitionCount(**count) for count in report["counts"])  # type: ignore[attr-defined]
+    return StagedFile(report["name"], counts, report["host"], report["encode_ms"])  # type: ignore[arg-type]
+
+
+def _task_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+# --- encoding -----------------------------------------------------------------------------------------------------------
+
+
+def _encode(job: EncodeJob, batches: Batches) -> dict[str, object]:
+    check_sees_store(job.store, job.token)
+    began = time.monotonic()
+    writer: StagedWriter | None = None
+    threshold = _threshold(job)
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size >= threshold:
+            writer = writer or _writer(job)
+            _write(writer, job, held)
+            held, size = [], 0
+    if held:
+        writer = writer or _writer(job)
+        _write(writer, job, held)
+    if writer is None:
+        return {"name": None}
+    return asdict(writer.finish(encode_ms=int((time.monotonic() - began) * 1000)))
+
+
+def check_sees_store(store: str, token: str) -> None:
+    """Raises UnsuitableFileSystem when this process does not see the store the driver sees."""
+    try:
+        with open(os.path.join(store, "locks", "token")) as file:
+            found = file.read()
+    except OSError as error:
+        found = str(error)
+    if found != token:
+        raise UnsuitableFileSystem(
+            f"executor {os.uname().nodename} does not see the driver's store",
+            file=store,
+            hint="Put the store on a file system that all executors share, under the same path",
+        )
+
+
+def _threshold(job: EncodeJob) -> int:
+    partitions = max((target.partitions for target in job.targets.values()), default=1)
+    return min(partitions * _BYTES_PER_PARTITION, _BYTES_AT_ONCE_MAX)
+
+
+def _writer(job: EncodeJob) -> StagedWriter:
+    return StagedWriter(OS_FILES, job.folder, options=job.options, now_ms=time.time_ns() // 1_000_000)
+
+
+def _write(writer: StagedWriter, job: EncodeJob, batches: list[pa.RecordBatch]) -> None:
+    rows = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    if "topic" not in rows.schema.names:
+        _write_topic(writer, target_named(job.targets, job.topic or ""), rows)
+        return
+    topics = rows.column("topic")
+    if job.topic is not None:
+        topics = pc.fill_null(topics, job.topic)
+    rows = rows.drop_columns(["topic"])
+    for name in pc.unique(topics).to_pylist():
+        mine = rows.filter(pc.equal(topics, name)) if name is not None else rows.filter(pc.is_null(topics))
+        _write_topic(writer, target_named(job.targets, name or ""), mine)
+
+
+def _write_topic(writer: StagedWriter, target: TopicTarget, rows: pa.RecordBatch) -> None:
+    partitions = None
+    if "partition" in rows.schema.names:
+        partitions = rows.column("partition")
+        rows = rows.drop_columns(["partition"])
+    writer.write(target, rows, partitions)
+
+
+# --- appending ----------------------------------------------------------------------------------------------------------
+
+
+def _apply(store_path: str, plan_id: str, topic_name: str, numbers: list[int]) -> dict[str, object]:
+    with LogStore(store_path) as store:
+        plan = read_plan(store.fs, store.layout.plan(plan_id), limits=store.limits)
+        topic = store.topic(topic_name)
+        for number in numbers:
+            apply_partition(store, plan, topic, number)
+    return {"host": os.uname().nodename, "partitions": len(numbers)}

@@ -1,0 +1,128 @@
+"""What the ledger's tests share: a way to make requests, and the operating system's files with a power switch.
+
+delta-rs writes to the real disk, past the file-system seam, so the simulated file system cannot hold a ledger. Instead
+`PoweredFiles` notes what was synced through the seam, and draws from it what a power cut would leave of a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from logstore.files import File, OsFile, OsFileSystem
+from logstore.ledger import CommitRequest, TopicCommit
+
+
+def make_request(number: int, *, topic: str = "orders", app: str | None = "app", plan: str = "plan") -> CommitRequest:
+    """The commit that takes a topic of two partitions from sequence `number` to the next one."""
+    return CommitRequest(
+        plan_id=f"{plan}-{number}",
+        topics=(TopicCommit(f"id-{topic}", topic, number, (number, 0), (number + 1, 0), records=1, size_bytes=70),),
+        app_id=app,
+        batch_id=None if app is None else number,
+        query_id=None if app is None else "query-1",
+        expected_batch_id=number - 1 if app is not None and number else None,
+        timings_ms={"encode": 3},
+        workers=("host-1",),
+        engine="test",
+    )
+
+
+class _PoweredFile(OsFile):
+    __slots__ = ("_files",)
+
+    def __init__(self, fd: int, path: str, files: PoweredFiles) -> None:
+        super().__init__(fd, path)
+        self._files = files
+
+    def pwrite(self, data: object, position: int) -> None:
+        self._files.step("pwrite", self.path)
+        super().pwrite(data, position)  # type: ignore[arg-type]
+
+    def fsync(self) -> None:
+        self._files.step("fsync", self.path)
+        super().fsync()
+        self._files.synced(self.fileno())
+
+
+class PoweredFiles(OsFileSystem):
+    """The operating system's files; `on_step` is called before each call that changes or syncs something."""
+
+    def __init__(self) -> None:
+        self.on_step: Callable[[str, str], None] = lambda kind, path: None
+        self.trace: list[tuple[str, str]] = []
+        self._contents: dict[int, bytes] = {}
+        self._names: dict[int, dict[str, int]] = {}
+        self._held: list[int] = []  # open descriptors, so that no inode number is used again
+
+    def step(self, kind: str, path: str) -> None:
+        self.trace.append((kind, path))
+        self.on_step(kind, path)
+
+    def synced(self, fd: int) -> None:
+        number = os.fstat(fd).st_ino
+        if number not in self._contents:
+            self._held.append(os.dup(fd))
+        self._contents[number] = os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        file = super().open(path, writable=writable, create=create, exclusive=exclusive)
+        return _PoweredFile(os.dup(file.fileno()), path, self)
+
+    def rename(self, source: str, target: str) -> None:
+        self.step("rename", target)
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self.step("unlink", path)
+        super().unlink(path)
+
+    def fsync_dir(self, path: str) -> None:
+        self.step("fsync_dir", path)
+        super().fsync_dir(path)
+        self._names[os.stat(path).st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
+
+    def leave(self, source: str, target: str, rng: random.Random) -> None:
+        """Make `target` what a power cut now could leave of the directory `source`, itself durable."""
+        os.mkdir(target)
+        now = {entry.name: entry for entry in os.scandir(source)}
+        durable = self._names.get(os.stat(source).st_ino, {})
+        for name in sorted(now.keys() | durable.keys()):
+            entry = now.get(name)
+            is_durable = entry is not None and durable.get(name) == entry.inode()
+            if not is_durable and rng.random() < 0.5:
+                # The change of this name was lost: what was durable under it is back.
+                if durable.get(name) in self._contents:
+                    Path(target, name).write_bytes(self._contents[durable[name]])
+            elif entry is not None and entry.is_dir():
+                self.leave(entry.path, os.path.join(target, name), rng)
+            elif entry is not None:
+                content = self._contents.get(entry.inode())
+                Path(target, name).write_bytes(
+                    _torn(Path(entry.path).read_bytes(), rng) if content is None else content
+                )
+
+    def close(self) -> None:
+        for fd in self._held:
+            os.close(fd)
+
+
+def _torn(data: bytes, rng: random.Random) -> bytes:
+    cut = rng.randrange(len(data) + 1)
+    return rng.choice([b"", data, data[:cut], data[:cut] + bytes(len(data) - cut), rng.randbytes(len(data))])
+
+
+@pytest.fixture
+def powered() -> object:
+    files = PoweredFiles()
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def request_of() -> Callable[..., CommitRequest]:
+    return make_request
