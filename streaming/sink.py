@@ -208,7 +208,13 @@ def store_token(store: LogStore) -> str:
 
 def check_schema(df: DataFrame, topic: str | None) -> None:
     """Raises InvalidRecord with the expected schema for columns that cannot become records."""
-    types = dict(df.dtypes)
+    problems = check_types(dict(df.dtypes), topic)
+    if problems:
+        raise InvalidRecord("; ".join(problems), hint=f"Expected columns: {EXPECTED}")
+
+
+def check_types(types: dict[str, str], topic: str | None) -> list[str]:
+    """What is wrong with columns of these types; empty when nothing is."""
     problems = [f"column {name!r} is not known" for name in types if name not in _TYPES]
     for name, kind in types.items():
         if name in _TYPES and kind not in _TYPES[name]:
@@ -217,8 +223,7 @@ def check_schema(df: DataFrame, topic: str | None) -> None:
         problems.append("there is no column 'value'")
     if topic is None and "topic" not in types:
         problems.append("no topic: neither the sink nor a column names one")
-    if problems:
-        raise InvalidRecord("; ".join(problems), hint=f"Expected columns: {EXPECTED}")
+    return problems
 
 
 def query_id_of(df: DataFrame) -> str | None:

@@ -9,6 +9,7 @@ lease. Replay and fencing look at the transaction log alone. The ledger never lo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -38,6 +39,8 @@ from logstore.ledger.rows import (
 )
 from logstore.ledger.table import Change, DataFile, LedgerTable
 
+_UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
+
 
 class Ledger:
     """The ledger in directory `path`, made when missing. For any number of threads and processes."""
@@ -45,6 +48,12 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, fs: FileSystem = OS_FILES, clock: Clock = SYSTEM_CLOCK) -> None:
         self.path = os.path.abspath(path)
         self._clock = clock
+        if _UNUSABLE.search(self.path):
+            raise LedgerError(
+                "delta-rs takes a path with a backslash, a control character or % and two hex digits for another one",
+                file=self.path,
+                hint="Move the store.",
+            )
         if not fs.exists(self.path):
             fs.mkdir(self.path)
             fs.fsync_dir(os.path.dirname(self.path))

@@ -308,7 +308,7 @@ class LedgerTable:
         if newer != list(range(known + 1, known + 1 + len(newer))):
             raise LedgerError(f"a commit file between {known} and {newer[-1]} is missing", file=self._log)
         for version in newer:
-            if not _is_whole(self._read_commit(version) or b""):
+            if not is_whole(self._read_commit(version) or b""):
                 if version != newer[-1] or version == 0:
                     raise LedgerError("a commit file is damaged", file=self._commit_path(version))
                 raise _Torn
@@ -489,7 +489,7 @@ def _seal(adds: list[tuple[str, int]], removes: list[str], transactions: list[tu
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def _is_whole(data: bytes) -> bool:
+def is_whole(data: bytes) -> bool:
     """Whether a commit file holds all its actions; one without our seal only has to be readable."""
     try:
         actions = [json.loads(line) for line in data.decode().splitlines()]

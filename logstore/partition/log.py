@@ -767,6 +767,7 @@ class PartitionLog:
             if offset < 0:
                 raise OffsetOutOfRange(f"cannot truncate to {offset}", partition=self.partition, offset=offset)
             if offset >= self._log_end:
+                self._epochs.truncate_from_end(self._log_end)  # an epoch may have been noted without a record
                 return False
             try:
                 if offset < self._segments[0].base_offset:
@@ -1045,7 +1046,9 @@ class _Rollback:
                 log._producers.take_back()
                 log._truncate(self._end)
                 log._active.trim_log()
-            log._epochs.restore(self._epochs)
+            # A refused append has told its epoch all the same, as in Kafka; one that failed has not.
+            if log._placing or not isinstance(error, DuramenError):
+                log._epochs.restore(self._epochs)
         except BaseException as second:
             log._broken = f"{error}; then {second}"
             if not isinstance(second, Exception):

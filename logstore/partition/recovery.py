@@ -33,6 +33,7 @@ from logstore.segment.batches import Chunk
 from logstore.segment.names import (
     LEADER_EPOCH_CHECKPOINT,
     SEGMENT_KINDS,
+    TEMPORARY_SUFFIX,
     FileKind,
     NumberedFile,
     Transient,
@@ -171,6 +172,10 @@ class Loader:
         now_ms = self._clock.now_ms()
         delay_ms = self._config.file_delete_delay_ms
         self.report.removed += sweep_deleted(self._fs, self._directory, delay_ms=delay_ms, now_ms=now_ms)
+        for name in self._fs.listdir(self._directory):
+            if name.endswith(TEMPORARY_SUFFIX):  # a small file whose replacement was never finished
+                self._fs.unlink(os.path.join(self._directory, name))
+                self.report.removed.append(os.path.join(self._directory, name))
         files = self._numbered()
         cleaned = [file for file in files if file.transient is Transient.CLEANED]
         if cleaned:
@@ -317,7 +322,7 @@ class Loader:
     def _recover_segment(
         self, segment: LogSegment, at: int, epochs: LeaderEpochs, producers: ProducerStateManager
     ) -> bool:
-        """Scan one segment and rebuild its indexes; True when the log ends here because bytes were cut or are missing."""
+        """Scan one segment and rebuild its indexes; True when bytes were cut or are missing: the log ends here."""
         segment.reset_indexes()
         self.report.segments_scanned += 1
         upper = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None

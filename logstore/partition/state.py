@@ -59,8 +59,14 @@ class PartitionState:
     closed: bool = False
 
     def with_segments(self, segments: tuple[SegmentEntry, ...], *, log_start_offset: int) -> PartitionState:
-        """The next generation with another list."""
-        return replace(self, generation=self.generation + 1, segments=segments, log_start_offset=log_start_offset)
+        """The next generation with another list, of a log that is being written."""
+        return replace(
+            self,
+            generation=self.generation + 1,
+            segments=segments,
+            log_start_offset=log_start_offset,
+            closed=False,
+        )
 
 
 def encode_state(state: PartitionState) -> bytes:

@@ -20,9 +20,11 @@ from logstore.records import slots
 from logstore.records.codes import FULL
 from logstore.records.columns import BytesColumn, Columns
 from logstore.records.compression import CODECS
+from logstore.records.header import HEADER
 from logstore.records.native import address_of, kernels
 from logstore.records.record import NO_TIMESTAMP
 from logstore.records.table import (
+    CODEC_MASK,
     CONTROL_BIT,
     CRC,
     DELETE_HORIZON_BIT,
@@ -30,6 +32,7 @@ from logstore.records.table import (
     PAYLOAD_ADDRESS,
     PAYLOAD_SIZE,
     POSITION,
+    PREFIX_BYTES,
     SIZE,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
@@ -54,7 +57,7 @@ class BatchOptions:
     log_append_time: bool = False
     transactional: bool = False
     control: bool = False
-    delete_horizon: bool = False
+    delete_horizon_ms: int | None = None
     leader_epoch: int = -1
     producer_id: int = -1
     producer_epoch: int = -1
@@ -68,7 +71,7 @@ class BatchOptions:
             | (TIMESTAMP_TYPE_BIT if self.log_append_time else 0)
             | (TRANSACTIONAL_BIT if self.transactional else 0)
             | (CONTROL_BIT if self.control else 0)
-            | (DELETE_HORIZON_BIT if self.delete_horizon else 0)
+            | (DELETE_HORIZON_BIT if self.delete_horizon_ms is not None else 0)
         )
 
 
@@ -191,6 +194,7 @@ class Encoder:
         block[slots.E_PRODUCER_EPOCH] = options.producer_epoch
         block[slots.E_BASE_SEQUENCE] = self._next_sequence
         block[slots.E_BASE_OFFSET] = self._next_offset
+        block[slots.E_DELETE_HORIZON] = options.delete_horizon_ms or 0
         return block
 
 
@@ -226,6 +230,34 @@ def _check_offset_deltas(columns: Columns) -> None:
 def _check_selection(columns: Columns, selection: npt.NDArray[np.int64] | None) -> None:
     if selection is not None and (int(selection.min()) < 0 or int(selection.max()) >= columns.count):
         raise IndexError(f"rows {selection.min()} to {selection.max()} were selected, of {columns.count}")
+
+
+def encode_empty_batch(options: BatchOptions, *, last_offset: int, max_timestamp_ms: int) -> bytes:
+    """A batch without records that keeps the offsets up to `last_offset` and the producer's numbers, as compaction
+    leaves one behind. It has no codec and no delete horizon.
+    """
+    if not 0 <= last_offset - options.base_offset <= INT32_MAX:
+        raise InvalidRecord(f"a batch cannot reach from offset {options.base_offset} to {last_offset}")
+    batch = bytearray(HEADER_BYTES)
+    HEADER.pack_into(
+        batch,
+        0,
+        options.base_offset,
+        HEADER_BYTES - PREFIX_BYTES,
+        options.leader_epoch,
+        2,
+        0,
+        options.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT),
+        last_offset - options.base_offset,
+        NO_TIMESTAMP,
+        max_timestamp_ms,
+        options.producer_id,
+        options.producer_epoch,
+        options.base_sequence,
+        0,
+    )
+    kernels().finish_batch(address_of(batch), HEADER_BYTES)
+    return bytes(batch)
 
 
 def encode_batch(columns: Columns, options: BatchOptions) -> bytes:

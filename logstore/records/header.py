@@ -25,12 +25,12 @@ from logstore.records.table import (
     TRANSACTIONAL_BIT,
 )
 
-_V2 = struct.Struct(">qiibIhiqqqhii")
+HEADER = struct.Struct(">qiibIhiqqqhii")
 _LEGACY = struct.Struct(">qiIbb")
 _INT64 = struct.Struct(">q")
 _READABLE_MIN = 18  # Kafka's reader stops where fewer bytes are left
 
-assert _V2.size == HEADER_BYTES
+assert HEADER.size == HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def parse_header(data: bytes, position: int, end: int, *, file: str | None = Non
             position, size, magic, None, offset, -1, word, attributes, timestamp, timestamp, -1, -1, -1, None
         )
     (base, _, epoch, _, crc, attributes, delta, base_ts, max_ts, producer, producer_epoch, sequence, count) = (
-        _V2.unpack_from(data)
+        HEADER.unpack_from(data)
     )
     if delta < 0 or count < 0 or base + delta >= INT64_MAX:
         raise CorruptBatch(

@@ -103,6 +103,7 @@ from logstore.records.slots import (
     E_BATCH_BYTES,
     E_BATCH_RECORDS,
     E_DEFAULT_TIMESTAMP,
+    E_DELETE_HORIZON,
     E_EPOCH,
     E_HEADER_KEY_DATA,
     E_HEADER_KEY_OFFSETS,
@@ -164,6 +165,7 @@ from logstore.records.table import (
     CODEC_MASK,
     COUNT,
     CRC,
+    DELETE_HORIZON_BIT,
     HEADER_BYTES,
     LAST_OFFSET,
     LEADER_EPOCH,
@@ -541,8 +543,9 @@ def encode(block):
     """Rows of columns to finished v2 batches, until the rows, the output or the table end; OK or FULL.
 
     The first record of a batch is always taken; another only while the batch stays within E_BATCH_BYTES and
-    E_BATCH_RECORDS. The caller guarantees room for the largest single record. For a codec the records are left
-    uncompressed behind the room for a header, and header and CRC are the caller's to finish (`finish_batch`).
+    E_BATCH_RECORDS. FULL with no batch made: the output has no room for the first one, of one record or of all that
+    belong to it. For a codec the records are left uncompressed behind the header, and length and CRC are the caller's
+    to finish (`finish_batch`). A delete horizon takes the base timestamp's place.
     """
     rows = _slot(block, E_ROWS)
     selection = _slot(block, E_SELECTION)
@@ -571,6 +574,7 @@ def encode(block):
     producer_id = _slot(block, E_PRODUCER_ID)
     sequence = _slot(block, E_BASE_SEQUENCE)
     base_offset = _slot(block, E_BASE_OFFSET)
+    delete_horizon = _slot(block, E_DELETE_HORIZON)
 
     i = _slot(block, E_ROW)
     batch = _slot(block, E_OUT)
@@ -594,6 +598,8 @@ def encode(block):
                 timestamp = load64_le(timestamps + row * 8)
             if count == 0:
                 base_ts = timestamp
+                if attributes & DELETE_HORIZON_BIT != 0:
+                    base_ts = delete_horizon
                 max_ts = timestamp
             key_start = load64_le(key_offsets + row * 8)
             key_length = load64_le(key_offsets + (row + 1) * 8) - key_start

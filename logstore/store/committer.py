@@ -67,8 +67,8 @@ ApplyMany = Callable[[Plan, Topic, Sequence[int]], None]
 class Staging:
     """A plan's folder while it is being filled; locked, so that a sweep leaves it alone."""
 
-    def __init__(self, store: LogStore) -> None:
-        self.plan_id = uuid.uuid4().hex
+    def __init__(self, store: LogStore, plan_id: str | None = None) -> None:
+        self.plan_id = plan_id or uuid.uuid4().hex
         self.folder = store.layout.plan(self.plan_id)
         self._store = store
         store.fs.mkdir(self.folder)

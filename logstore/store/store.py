@@ -330,7 +330,7 @@ class LogStore:
             state = self.partition_state(topic, number)
         except CorruptState:
             return False
-        if not state.segments or ends.recovery_points[number] != ends.high_watermarks[number]:
+        if not state.closed or not state.segments or ends.recovery_points[number] != ends.high_watermarks[number]:
             return False
         active = state.segments[-1]
         directory = self.layout.partition(topic.partition(number))

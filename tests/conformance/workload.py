@@ -414,7 +414,9 @@ def assert_same_files(ours: Path, theirs: Path, *, snapshots: bool = True) -> No
     mine, kafkas = partition_files(ours), partition_files(theirs)
     if not snapshots:
         mine, kafkas = ({n: d for n, d in f.items() if not n.endswith(".snapshot")} for f in (mine, kafkas))
-    assert mine.keys() == kafkas.keys(), f"only ours: {mine.keys() - kafkas.keys()}, not ours: {kafkas.keys() - mine.keys()}"
+    assert mine.keys() == kafkas.keys(), (
+        f"only ours: {mine.keys() - kafkas.keys()}, not ours: {kafkas.keys() - mine.keys()}"
+    )
     for name, data in kafkas.items():
         if name.endswith(".snapshot"):
             assert set(decode_snapshot(mine[name])) == set(decode_snapshot(data)), name

@@ -128,7 +128,7 @@ def test_following_sees_new_records_and_ends_cleanly_when_interrupted(orders: Pa
             "orders",
             "--follow",
             "--from-offset",
-            "latest",
+            "48",
             "--partition",
             "1",
         ],
@@ -139,7 +139,8 @@ def test_following_sees_new_records_and_ends_cleanly_when_interrupted(orders: Pa
     )
     try:
         assert process.stdout is not None
-        time.sleep(1.0)
+        ready = [json.loads(process.stdout.readline())["offset"] for _ in range(2)]
+        assert ready == [48, 49]
         with LogStore(orders) as store:
             topic = store.topic("orders")
             for value in (b"one", b"two"):

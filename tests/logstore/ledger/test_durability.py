@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import LedgerError
 from logstore.ledger import CommitRequest, Ledger, TopicCommit
+from logstore.ledger.table import is_whole
 
 RequestOf = Callable[..., CommitRequest]
 ROOT = Path(__file__).parents[3]
@@ -125,19 +126,41 @@ def three_commits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def torn_versions(whole: bytes) -> st.SearchStrategy[bytes]:
+    """What a power cut may leave of a file: cut anywhere or after a line, then nothing, zeros or nonsense."""
+    line_ends = [index for index, byte in enumerate(whole) if byte == 0x0A]
+
+    def tear(cut: int, rest: str, seed: int) -> bytes:
+        missing = len(whole) - cut
+        tails = {"nothing": b"", "zeros": bytes(missing), "nonsense": random.Random(seed).randbytes(missing)}
+        return whole[:cut] + tails[rest]
+
+    cuts = st.one_of(st.integers(0, len(whole) - 2), st.sampled_from(line_ends))
+    return st.builds(tear, cuts, st.sampled_from(["nothing", "zeros", "nonsense"]), st.integers(0, 1000))
+
+
+@settings(max_examples=1000)
+@given(data=st.data())
+def test_a_torn_commit_file_is_told_from_a_whole_one(three_commits: Path, data: st.DataObject) -> None:
+    whole = last_commit_file(three_commits).read_bytes()
+    assert is_whole(whole)
+    assert not is_whole(data.draw(torn_versions(whole)))
+
+
 @settings(max_examples=200)
+@given(data=st.one_of(st.binary(), st.text().map(str.encode), st.just(b"[" * 100_000)))
+def test_any_bytes_are_judged_without_an_accident(data: bytes) -> None:
+    assert is_whole(data) in (True, False)
+
+
+@settings(max_examples=100 if SOAK else 10)
 @given(data=st.data())
 def test_a_torn_last_commit_never_happened(three_commits: Path, data: st.DataObject) -> None:
-    whole = last_commit_file(three_commits).read_bytes()
-    line_ends = [index for index, byte in enumerate(whole) if byte == 0x0A]
-    cut = data.draw(st.one_of(st.integers(0, len(whole) - 2), st.sampled_from(line_ends)))
-    rest = data.draw(st.sampled_from(["nothing", "zeros", "nonsense"]))
-    missing = len(whole) - cut
-    tail = {"nothing": b"", "zeros": bytes(missing), "nonsense": random.Random(cut).randbytes(missing)}
+    torn = data.draw(torn_versions(last_commit_file(three_commits).read_bytes()))
     copy = three_commits.parent / "copy"
     shutil.copytree(three_commits, copy)
     try:
-        last_commit_file(copy).write_bytes(whole[:cut] + tail[rest])
+        last_commit_file(copy).write_bytes(torn)
         ledger = Ledger(copy)
         assert ledger.sequence("id-orders") == 2
         assert [row.sequence for row in ledger.commits()] == [1, 2]
@@ -207,6 +230,7 @@ def test_a_torn_checkpoint_is_removed_and_nothing_is_lost(tmp_path: Path, reques
 _COMMITTER = """
 import sys
 from logstore.ledger import CommitRequest, Ledger, TopicCommit
+from logstore.ledger.table import is_whole
 ledger = Ledger(sys.argv[1])
 number = ledger.sequence("id-orders")
 while True:
@@ -221,7 +245,7 @@ while True:
 def test_kill_9_loses_no_acknowledged_commit_and_doubles_none(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     acknowledged = 0
-    for _ in range(40 if SOAK else 5):
+    for _ in range(40 if SOAK else 4):
         command = [sys.executable, "-c", _COMMITTER, str(tmp_path / "ledger")]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

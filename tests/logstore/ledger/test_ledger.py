@@ -209,7 +209,7 @@ def test_a_request_that_cannot_be_right_is_refused(
 
 @pytest.fixture(scope="module")
 def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    return Ledger(tmp_path_factory.mktemp("hostile") / 'a b%20#?"ü' / "ledger")
+    return Ledger(tmp_path_factory.mktemp("hostile") / 'a b%#?"ü' / "ledger")
 
 
 _text = st.text(min_size=1, max_size=60).filter(lambda text: not any(0xD800 <= ord(char) < 0xE000 for char in text))
@@ -309,6 +309,13 @@ def test_the_tables_are_plain_delta_tables(ledger: Ledger, request_of: RequestOf
     rows = table.to_pyarrow_table().sort_by("sequence").to_pylist()
     assert [row["sequence"] for row in rows] == list(range(1, 26))
     assert table.transaction_version("app:app") == 24
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a\\b", "a\nb"])
+def test_a_path_delta_rs_would_take_for_another_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LedgerError, match="for another one"):
+        Ledger(tmp_path / name)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_foreign_table_is_refused(tmp_path: Path, ledger: Ledger) -> None:

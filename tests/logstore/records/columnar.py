@@ -107,6 +107,7 @@ def encode_block(given: twins.Rows, place: Place, *, shift: int, prefix: bytes, 
     block[slots.E_PRODUCER_EPOCH] = given.producer_epoch
     block[slots.E_BASE_SEQUENCE] = given.base_sequence
     block[slots.E_BASE_OFFSET] = given.base_offset
+    block[slots.E_DELETE_HORIZON] = given.delete_horizon
     return block, [*keep, out, rows]
 
 

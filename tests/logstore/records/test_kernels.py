@@ -106,6 +106,7 @@ def encoder_rows(draw: st.DrawFn) -> twins.Rows:
         producer_epoch=draw(st.integers(-(1 << 15), (1 << 15) - 1)),
         base_sequence=draw(st.sampled_from([-1, 0, INT32_MAX - 1, INT32_MAX])),
         base_offset=draw(st.integers(0, 1 << 62)),
+        delete_horizon=draw(times | int64s),
     )
     rows.start = draw(st.integers(0, len(rows.selection if rows.selection is not None else rows.keys)))
     if draw(st.booleans()):  # exactly the room that is needed, or one byte less
@@ -315,7 +316,7 @@ def logs(draw: st.DrawFn) -> bytes:
     return data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
 
 
-@settings(max_examples=400)
+@settings(max_examples=300)
 @given(data=logs(), capacity=st.sampled_from([0, 1, 2, 50]), verify=st.booleans(), place=places, pick=st.integers(0, 9))
 @example(data=wire.batch(b"", count=0, base_offset=INT64_MAX), capacity=9, verify=True, place=guarded.at_end, pick=1)
 @example(
@@ -426,7 +427,6 @@ def test_a_header_count_that_cannot_fit_asks_for_no_room(claimed: int) -> None:
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=400)
 @given(batches=batches_in_memory(), place=places, first=st.integers(0, 4))
 def test_check_is_its_twins(batches: tuple[list[twins.Row], list[bytes]], place: Place, first: int) -> None:
     rows, payloads = batches
@@ -464,7 +464,7 @@ def buffers(draw: st.DrawFn) -> tuple[bytes, list[twins.Row]]:
     """Sound batches side by side, and their table."""
     data = b""
     rows: list[twins.Row] = []
-    for _ in range(draw(st.integers(1, 8))):
+    for _ in range(draw(st.integers(1, 5))):
         count = draw(st.integers(0, 4))
         batch = wire.batch(
             sound_records(count, []),
@@ -555,7 +555,7 @@ def segments(draw: st.DrawFn) -> twins.Segment:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=300)
 @given(buffer=buffers(), segment=segments(), assign=st.booleans(), place=places, first=st.sampled_from([0, 0, 0, 1, 8]))
 def test_place_is_its_twins(
     buffer: tuple[bytes, list[twins.Row]], segment: twins.Segment, assign: bool, place: Place, first: int

@@ -29,12 +29,19 @@ def int32(number: int) -> int:
 # --- checksums --------------------------------------------------------------------------------------------------------
 
 
+def _crc_of_byte(crc: int) -> int:
+    for _ in range(8):
+        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc
+
+
+CRC_OF_BYTE = [_crc_of_byte(byte) for byte in range(256)]
+
+
 def crc32c(data: bytes) -> int:
     crc = 0xFFFFFFFF
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        crc = crc >> 8 ^ CRC_OF_BYTE[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
 
 
@@ -66,6 +73,7 @@ class Rows:
     producer_epoch: int = -1
     base_sequence: int = -1
     base_offset: int = 0
+    delete_horizon: int = 0
 
 
 @dataclass
@@ -93,7 +101,8 @@ def encode(given: Rows) -> Encoded:
             timestamp = given.timestamps[row] if given.timestamps is not None else None
             timestamp = given.default_timestamp if timestamp is None else timestamp
             if count == 0:
-                base_ts = max_ts = timestamp
+                base_ts = given.delete_horizon if given.attributes & 0x40 else timestamp
+                max_ts = timestamp
             next_delta = given.offset_deltas[row] if given.offset_deltas is not None else count
             encoded = wire.record(
                 given.keys[row],

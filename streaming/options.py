@@ -1,0 +1,226 @@
+"""Options of the data source, under the names of Spark's Kafka source; parsed once, errors name the nearest option."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from logstore.errors import InvalidConfig, UnknownConfig
+
+EARLIEST = -2
+LATEST = -1
+
+#: topic -> partition -> offset (or timestamp)
+Offsets = dict[str, dict[int, int]]
+
+_READ = (
+    "store",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "includeHeaders",
+    "isolationLevel",
+)
+_WRITE = ("store", "topic", "app_id", "batch_id", "query_id", "compressionType", "batchSize", "createTopics", "adopt")
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where reading begins or ends: everywhere the same (EARLIEST, LATEST), by partition, or by time."""
+
+    everywhere: int | None = None
+    offsets: Offsets = field(default_factory=dict)
+    timestamp_ms: int | None = None
+    timestamps: Offsets = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    store: str
+    subscribe: tuple[str, ...] = ()
+    pattern: str | None = None
+    assign: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    starting: Boundary = Boundary(EARLIEST)
+    ending: Boundary = Boundary(LATEST)
+    fail_on_data_loss: bool = True
+    max_offsets_per_trigger: int | None = None
+    min_partitions: int | None = None
+    include_headers: bool = False
+    committed: bool = False
+    latest_when_no_timestamp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    store: str
+    topic: str | None
+    app_id: str | None
+    batch_id: int | None
+    query_id: str | None
+    compression_type: str
+    batch_size: int | None
+    adopt: bool
+
+
+def _given(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    """The options by their proper spelling. Raises UnknownConfig with the nearest name."""
+    proper = {name.lower(): name for name in known}
+    found = {}
+    for name, value in options.items():
+        if name.lower() not in proper:
+            near = difflib.get_close_matches(name.lower(), proper, n=1)
+            hint = f"Did you mean {proper[near[0]]}?" if near else f"Known options: {', '.join(known)}"
+            raise UnknownConfig(f"there is no option {name!r}", hint=hint)
+        found[proper[name.lower()]] = value
+    if not found.get("store"):
+        raise InvalidConfig("option 'store' is missing", hint="Give the path of the store")
+    return found
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Raises UnknownConfig, InvalidConfig."""
+    given = _given(options, _READ)
+    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+    if len(chosen) != 1:
+        raise InvalidConfig(f"give exactly one of subscribe, subscribePattern, assign; there are {chosen or 'none'}")
+    if streaming:
+        for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
+            if name in given:
+                raise InvalidConfig(f"{name} is for batch reads; a stream has no end")
+    pattern = given.get("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidConfig(f"subscribePattern is not a regular expression: {error}") from None
+    starting = _boundary(given, "starting", default=LATEST if streaming else EARLIEST)
+    ending = _boundary(given, "ending", default=LATEST)
+    if ending.everywhere == EARLIEST or any(
+        offset == EARLIEST for per in ending.offsets.values() for offset in per.values()
+    ):
+        raise InvalidConfig("endingOffsets cannot be earliest")
+    if not streaming and starting.everywhere == LATEST:
+        raise InvalidConfig("startingOffsets cannot be latest for a batch read")
+    strategy = given.get("startingOffsetsByTimestampStrategy", "error")
+    if strategy not in ("error", "latest"):
+        raise InvalidConfig(f"startingOffsetsByTimestampStrategy is {strategy!r}; expected error or latest")
+    return ReadOptions(
+        store=given["store"],
+        subscribe=tuple(name.strip() for name in given.get("subscribe", "").split(",") if name.strip()),
+        pattern=pattern,
+        assign=_assign(given["assign"]) if "assign" in given else {},
+        starting=starting,
+        ending=ending,
+        fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+        max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
+        min_partitions=_positive(given, "minPartitions"),
+        include_headers=_boolean(given, "includeHeaders", False),
+        committed=_choice(given, "isolationLevel", ("read_uncommitted", "read_committed")) == "read_committed",
+        latest_when_no_timestamp=strategy == "latest",
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises UnknownConfig, InvalidConfig."""
+    given = _given({name: value for name, value in options.items() if name.lower() != "path"}, _WRITE)
+    batch_id = given.get("batch_id")
+    if batch_id is not None and not batch_id.isdigit():
+        raise InvalidConfig(f"batch_id is {batch_id!r}; expected a number from 0 up")
+    if batch_id is not None and "app_id" not in given:
+        raise InvalidConfig("batch_id counts the batches of an app_id; give both or none")
+    return WriteOptions(
+        given["store"],
+        given.get("topic"),
+        given.get("app_id"),
+        None if batch_id is None else int(batch_id),
+        given.get("query_id"),
+        given.get("compressionType", "none"),
+        _positive(given, "batchSize"),
+        _boolean(given, "adopt", False),
+    )
+
+
+def _boundary(given: Mapping[str, str], side: str, *, default: int) -> Boundary:
+    names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
+    timestamp, by_timestamp, offsets = (given.get(name) for name in names)
+    if timestamp is not None:  # Spark's order of precedence
+        return Boundary(timestamp_ms=_natural(timestamp, names[0]))
+    if by_timestamp is not None:
+        return Boundary(timestamps=_offsets(by_timestamp, names[1], lowest=0))
+    if offsets is None:
+        return Boundary(default)
+    word = offsets.strip().lower()
+    if word in ("earliest", "latest"):
+        return Boundary(EARLIEST if word == "earliest" else LATEST)
+    return Boundary(offsets=_offsets(offsets, names[2], lowest=EARLIEST))
+
+
+def _offsets(text: str, name: str, *, lowest: int) -> Offsets:
+    example = '{"topic": {"0": 23, "1": -2}}'
+    try:
+        document = json.loads(text)
+        parsed = {
+            str(topic): {int(partition): offset for partition, offset in entries.items()}
+            for topic, entries in document.items()
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InvalidConfig(f"{name} is not JSON of the form {example}: {error}") from None
+    for topic, entries in parsed.items():
+        for partition, offset in entries.items():
+            if type(offset) is not int or offset < lowest or partition < 0:
+                raise InvalidConfig(f"{name} has {offset!r} for {topic}-{partition}; expected a number from {lowest} up")
+    return parsed
+
+
+def _assign(text: str) -> dict[str, tuple[int, ...]]:
+    example = '{"topic": [0, 1]}'
+    try:
+        document = json.loads(text)
+        parsed = {str(topic): tuple(int(number) for number in numbers) for topic, numbers in document.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InvalidConfig(f"assign is not JSON of the form {example}: {error}") from None
+    if not parsed or not all(parsed.values()):
+        raise InvalidConfig(f"assign names no partition; expected {example}")
+    return parsed
+
+
+def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = str(given.get(name, default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidConfig(f"{name} is {given[name]!r}; expected true or false")
+    return text == "true"
+
+
+def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = given.get(name, choices[0])
+    if value not in choices:
+        raise InvalidConfig(f"{name} is {value!r}; expected {' or '.join(choices)}")
+    return value
+
+
+def _positive(given: Mapping[str, str], name: str) -> int | None:
+    if name not in given:
+        return None
+    number = _natural(given[name], name)
+    if number == 0:
+        raise InvalidConfig(f"{name} is 0; expected a number above 0")
+    return number
+
+
+def _natural(text: str, name: str) -> int:
+    if not str(text).strip().isdigit():
+        raise InvalidConfig(f"{name} is {text!r}; expected a number from 0 up")
+    return int(text)

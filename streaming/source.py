@@ -1,0 +1,277 @@
+"""The data source `duramen`: batch and streaming reads, and batch writes, over a store.
+
+Columns and options are those of Spark's Kafka source. Reads are planned as offset ranges, never as files, because files
+are replaced by compaction while a query runs. Gaps inside a range are compaction and not loss; a log start that has moved
+past a position is loss.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from logstore.records.columns import DecodedColumns
+from logstore.store.store import LogStore
+from streaming.options import ReadOptions, read_options, write_options
+from streaming.ranges import OffsetRange, StreamOffsets, batch_ranges, in_range, limited, resolve, split, subscribed
+
+_SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+)
+#: named and nullable as Spark names them
+_HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+_HEADERS = "headers array<struct<key:string,value:binary>>"
+
+
+class DuramenSource(DataSource):
+    """Registered under the short name `duramen` by `pyspark_duramen`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "duramen"
+
+    def schema(self) -> str:
+        headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
+        return f"{_SCHEMA}, {_HEADERS}" if headers else _SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(self.options, streaming=False)
+        # pyspark refuses a reader that takes filters while pushdown is off, which is the default. Only when it is on
+        # does it ask from its pushdown worker.
+        asked_by = sys._getframe(1).f_code.co_filename
+        if asked_by.endswith("data_source_pushdown_filters.py"):
+            return FilteringReader(options)
+        return LogReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LogStreamReader(read_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from streaming.batch_writer import LogWriter
+
+        return LogWriter(write_options(self.options), schema, overwrite)
+
+
+class RangePartition(InputPartition):
+    def __init__(self, range_: OffsetRange) -> None:
+        super().__init__(range_)
+
+
+class LogReader(DataSourceReader):
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with LogStore(self.options.store) as store:
+            ranges = batch_ranges(store, self.options)
+            ranges = [each for each in map(self.bounds.narrowed, ranges) if each is not None]
+        return [RangePartition(each) for each in ranges] or [RangePartition(_NOTHING)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self.options, partition.value, self.bounds)
+
+
+_NOTHING = OffsetRange("", "", 0, 0, 0)
+
+
+class Bounds:
+    """What pushed-down filters leave of a range; everything by default."""
+
+    def __init__(self) -> None:
+        self.partitions: set[int] | None = None
+        self.topics: set[str] | None = None
+        self.low = 0
+        self.high: int | None = None
+        self.low_ms: int | None = None
+        self.high_ms: int | None = None
+
+    def take(self, column: str, operator: str, value: Any) -> bool:
+        """Note one condition; False when it is not one that helps."""
+        if column in ("partition", "topic") and operator in ("=", "in"):
+            values = set(value) if operator == "in" else {value}
+            known = self.partitions if column == "partition" else self.topics
+            values = values if known is None else known & values
+            if column == "partition":
+                self.partitions = values
+            else:
+                self.topics = values
+            return True
+        if column == "offset" and isinstance(value, int):
+            if operator in ("=", ">", ">="):
+                self.low = max(self.low, value + (operator == ">"))
+            if operator in ("=", "<", "<="):
+                end = value + (operator != "<")
+                self.high = end if self.high is None else min(self.high, end)
+            return True
+        if column == "timestamp" and hasattr(value, "timestamp"):
+            ms = int(value.timestamp() * 1000)
+            if operator in ("=", ">", ">="):
+                self.low_ms = max(self.low_ms or 0, ms)
+            if operator in ("=", "<", "<="):
+                self.high_ms = ms + 1 if self.high_ms is None else min(self.high_ms, ms + 1)
+            return False  # narrows what is read; Spark still applies it, since times are finer than ours
+        return False
+
+    def narrowed(self, each: OffsetRange) -> OffsetRange | None:
+        if self.partitions is not None and each.partition not in self.partitions:
+            return None
+        if self.topics is not None and each.topic not in self.topics:
+            return None
+        low = max(each.start, self.low)
+        high = each.end if self.high is None else min(each.end, self.high)
+        return OffsetRange(each.topic, each.topic_id, each.partition, low, high) if low < high else None
+
+
+class FilteringReader(LogReader):
+    """Takes filters on partition, topic, offset and timestamp."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        operators = {
+            EqualTo: "=",
+            GreaterThan: ">",
+            GreaterThanOrEqual: ">=",
+            LessThan: "<",
+            LessThanOrEqual: "<=",
+            In: "in",
+        }
+        for each in filters:
+            operator = operators.get(type(each))
+            column = getattr(each, "attribute", ())
+            if operator is None or len(column) != 1 or not self.bounds.take(column[0], operator, each.value):
+                yield each
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self._target: StreamOffsets | None = None
+
+    def initialOffset(self) -> StreamOffsets:
+        with LogStore(self.options.store) as store:
+            return _as_offsets(resolve(store, self.options, self.options.starting, "starting"))
+
+    def latestOffset(self, start: StreamOffsets, limit: ReadLimit) -> StreamOffsets:
+        latest = self._target or self._latest()
+        if isinstance(limit, ReadMaxRows):
+            # Partitions that came since are read from their beginning.
+            known = {topic: {number: start.get(topic, {}).get(number, 0) for number in per} for topic, per in latest.items()}
+            return limited(known, latest, limit.max_rows)
+        return latest
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self.options.max_offsets_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def reportLatestOffset(self) -> StreamOffsets:
+        return self._latest()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._latest()
+
+    def _latest(self) -> StreamOffsets:
+        with LogStore(self.options.store) as store:
+            ends = []
+            for topic, number in subscribed(store, self.options):
+                found = store.ends(topic)
+                per = found.last_stable_offsets if self.options.committed else found.high_watermarks
+                ends.append((topic, number, per[number]))
+            return _as_offsets(ends)
+
+    def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
+        ranges = []
+        with LogStore(self.options.store) as store:
+            for name, per in end.items():
+                topic = store.topic(name)
+                for number, stop in per.items():
+                    first = start.get(name, {}).get(number)
+                    if first is None:
+                        first = store.partition_state(topic, int(number)).log_start_offset
+                    wanted = OffsetRange(name, topic.id, int(number), first, stop)
+                    if stop > first:
+                        ranges.append(in_range(store, self.options, wanted))
+        ranges = [each for each in ranges if each.end > each.start]
+        return [RangePartition(each) for each in split(ranges, self.options.min_partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self.options, partition.value, Bounds())
+
+
+def _as_offsets(entries: list[Any]) -> StreamOffsets:
+    offsets: StreamOffsets = {}
+    for topic, number, offset in entries:
+        offsets.setdefault(topic.name, {})[str(number)] = offset
+    return offsets
+
+
+def read_range(options: ReadOptions, wanted: OffsetRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """The records of one range as Arrow batches with Spark's columns."""
+    if wanted.end <= wanted.start:
+        return
+    with LogStore(options.store) as store:
+        wanted = in_range(store, options, wanted)
+        reader = store.reader(store.topic(wanted.topic), wanted.partition)
+        for columns in reader.columns(
+            wanted.start, wanted.end, committed=options.committed, headers=options.include_headers
+        ):
+            batch = spark_batch(columns, wanted.topic, wanted.partition, headers=options.include_headers)
+            yield from _within(batch, columns, bounds)
+
+
+def _within(batch: pa.RecordBatch, columns: DecodedColumns, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    if bounds.low_ms is None and bounds.high_ms is None:
+        yield batch
+        return
+    keep = columns.timestamps_ms >= (bounds.low_ms or -1)
+    if bounds.high_ms is not None:
+        keep &= columns.timestamps_ms < bounds.high_ms
+    if keep.any():
+        yield batch.filter(pa.array(keep))
+
+
+def spark_batch(columns: DecodedColumns, topic: str, partition: int, *, headers: bool) -> pa.RecordBatch:
+    from logstore.records.arrow import to_arrow
+
+    decoded = to_arrow(columns)
+    count = len(columns)
+    micros = pa.array(columns.timestamps_ms * 1000, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    arrays = {
+        "key": decoded.column("key"),
+        "value": decoded.column("value"),
+        "topic": pa.repeat(pa.scalar(topic), count),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+        "offset": decoded.column("offset"),
+        "timestamp": micros,
+        "timestampType": decoded.column("timestamp_type").cast(pa.int32()),
+    }
+    if headers:
+        arrays["headers"] = decoded.column("headers").cast(_HEADERS_TYPE)
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+__all__ = ["DuramenSource", "WriterCommitMessage"]
