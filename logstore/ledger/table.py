@@ -228,6 +228,8 @@ class LedgerTable:
                 with contextlib.suppress(OSError):
                     self._fs.unlink(path)  # else the next upkeep finds it
                 return False
+            if not is_whole(winner):  # else the next process would take it for torn
+                raise CommitUnknown(f"commit {version} does not read back as it was meant", file=self.path)
             self._fsync(self._commit_path(version))
             self._fs.fsync_dir(self._log)
             if self._find_checkpoints()[-1:] > [version - 1]:
@@ -492,7 +494,8 @@ def _seal(adds: list[tuple[str, int]], removes: list[str], transactions: list[tu
 def is_whole(data: bytes) -> bool:
     """Whether a commit file holds all its actions; one without our seal only has to be readable."""
     try:
-        actions = [json.loads(line) for line in data.decode().splitlines()]
+        # Not splitlines(): texts may hold U+0085 and other line ends that JSON does not escape.
+        actions = [json.loads(line) for line in data.decode().split("\n") if line]
         found = {key: [action[key] for action in actions if key in action] for key in ("add", "remove", "txn")}
         seals = [action["commitInfo"].get(_SEAL) for action in actions if "commitInfo" in action]
         adds = [(str(add["path"]), int(add["size"])) for add in found["add"]]

@@ -59,6 +59,7 @@ from logstore.records.columns import Columns, columns_of
 from logstore.records.control import encode_marker
 from logstore.records.decoder import Decoder
 from logstore.records.encoder import BATCH_BYTES, BatchOptions, EncodedBatches, Encoder
+from logstore.records.memory import Memory
 from logstore.records.native import address_of, kernels
 from logstore.records.record import Record
 from logstore.records.table import (
@@ -79,6 +80,19 @@ from logstore.topic import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Buffer
+
+
+_BUFFER_BYTES = 4 << 20  # the system takes few large writes in much less time than many small ones
+
+
+class _Buffers(threading.local):
+    """What the calling thread encodes into, kept from one append to the next."""
+
+    def __init__(self) -> None:
+        self.memory = Memory(blocks=1)
+
+
+_BUFFERS = _Buffers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +388,8 @@ class PartitionLog:
             batch_bytes=min(batch_bytes, self.config.max_message_bytes, self.config.segment_bytes),
             default_timestamp_ms=now_ms,
         )
-        encoder = Encoder(options)
+        buffer_bytes = max(_BUFFER_BYTES, 4 * options.batch_bytes)
+        encoder = Encoder(options, buffer_bytes=buffer_bytes, memory=_BUFFERS.memory)
         append_time = self.config.message_timestamp_type == "LogAppendTime"
 
         def encoded() -> Iterator[EncodedBatches]:

@@ -21,7 +21,7 @@ from logstore.config import LogConfig
 from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint, CorruptIndex, DuramenError, OffsetOverflow
 from logstore.files import FileSystem, make_directory
 from logstore.limits import RELATIVE_OFFSET_MAX, Limits
-from logstore.partition.deletion import sweep_deleted
+from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
 from logstore.partition.producers import producer_entries, producer_entry
@@ -235,7 +235,13 @@ class Loader:
             file.base_offset for file in files if file.kind is FileKind.INDEX and file.transient is Transient.NONE
         }
         self._close_segments()
-        for base in sorted(logs):
+        bases = sorted(logs)
+        if not self._clean:
+            # What lies wholly below the log start may never have been synced; nobody reads it, so it is not checked but
+            # removed, as the next retention pass would.
+            while len(bases) > 1 and bases[1] <= self._log_start:
+                self.report.removed += mark_deleted(self._fs, self._directory, bases.pop(0), snapshot=True)
+        for base in bases:
             segment = self._segment(base)
             self._segments.append(segment)
         unflushed = 0 if self._clean else self._first_unflushed()

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from logstore.errors import InvalidRecord
 from logstore.records.columns import BytesColumn, Columns, DecodedBytes, DecodedColumns, HeadersColumn
+from logstore.records.memory import Memory
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
 RECORD_SCHEMA = pa.schema(
@@ -43,15 +44,17 @@ def columns_from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Columns]:
     if "value" not in names:
         raise InvalidRecord("there is no column 'value'")
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+    memory = Memory(blocks=10)  # five columns' offsets; the caller may look at one slice while it asks for the next
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield columns_of_batch(batch.slice(start, _ROWS_AT_ONCE))
+            yield columns_of_batch(batch.slice(start, _ROWS_AT_ONCE), memory)
 
 
-def columns_of_batch(batch: pa.RecordBatch) -> Columns:
+def columns_of_batch(batch: pa.RecordBatch, memory: Memory | None = None) -> Columns:
+    memory = Memory(blocks=0) if memory is None else memory
     count = batch.num_rows
     names = batch.schema.names
-    keys = _bytes(batch.column("key"), "key") if "key" in names else _bytes(pa.nulls(count, pa.binary()), "key")
+    keys = batch.column("key") if "key" in names else pa.nulls(count, pa.binary())
     timestamps = None
     valid_address, valid_bit, keep = 0, 0, None
     if "timestamp" in names:
@@ -60,11 +63,11 @@ def columns_of_batch(batch: pa.RecordBatch) -> Columns:
         keep = column
     headers = None
     if "headers" in names and not pa.types.is_null(batch.column("headers").type):
-        headers = _headers(batch.column("headers"))
+        headers = _headers(batch.column("headers"), memory)
     return Columns(
         count,
-        keys,
-        _bytes(batch.column("value"), "value"),
+        _bytes(keys, "key", memory),
+        _bytes(batch.column("value"), "value", memory),
         timestamps,
         valid_address,
         valid_bit,
@@ -99,7 +102,7 @@ def _cast(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
         raise InvalidRecord(f"column {name!r} is {column.type} and cannot be taken as {kind}: {error}") from None
 
 
-def _bytes(column: pa.Array, name: str) -> BytesColumn:
+def _bytes(column: pa.Array, name: str, memory: Memory) -> BytesColumn:
     kind = column.type
     wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
     if pa.types.is_null(kind):
@@ -116,15 +119,19 @@ def _bytes(column: pa.Array, name: str) -> BytesColumn:
     if offsets_buffer is None or offsets_buffer.size == 0:
         offsets = np.zeros(len(column) + 1, dtype=np.int64)
     else:
-        offsets = _offsets(offsets_buffer, column.offset, len(column), wide)
+        offsets = _offsets(offsets_buffer, column.offset, len(column), wide, memory)
     valid_address, valid_bit = _validity(column)
     return BytesColumn(offsets, data.address if data is not None else 0, valid_address, valid_bit, (column, offsets))
 
 
-def _offsets(buffer: pa.Buffer, start: int, count: int, wide: bool) -> npt.NDArray[np.int64]:
+def _offsets(buffer: pa.Buffer, start: int, count: int, wide: bool, memory: Memory) -> npt.NDArray[np.int64]:
     dtype = np.dtype(np.int64 if wide else np.int32)
     entries = np.frombuffer(buffer, dtype=dtype, count=count + 1, offset=start * dtype.itemsize)
-    return entries.astype(np.int64, copy=False)
+    if wide:
+        return entries
+    offsets = memory.array(count + 1)
+    offsets[:] = entries
+    return offsets
 
 
 def _validity(column: pa.Array) -> tuple[int, int]:
@@ -134,7 +141,7 @@ def _validity(column: pa.Array) -> tuple[int, int]:
     return buffer.address, column.offset
 
 
-def _headers(column: pa.Array) -> HeadersColumn:
+def _headers(column: pa.Array, memory: Memory) -> HeadersColumn:
     kind = column.type
     if pa.types.is_map(kind):
         column = _cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])), "headers")
@@ -144,7 +151,7 @@ def _headers(column: pa.Array) -> HeadersColumn:
     fields = [kind.value_type.field(i).name for i in range(kind.value_type.num_fields)]
     if fields != ["key", "value"]:
         raise InvalidRecord(f"column 'headers': a header is a struct of key and value, not of {', '.join(fields)}")
-    offsets = _offsets(column.buffers()[1], column.offset, len(column), pa.types.is_large_list(kind))
+    offsets = _offsets(column.buffers()[1], column.offset, len(column), pa.types.is_large_list(kind), memory)
     first, last = int(offsets[0]), int(offsets[-1])
     entries = column.values.slice(first, last - first)  # a slice of rows must not look at, or convert, those of others
     keys = entries.field("key")
@@ -153,8 +160,8 @@ def _headers(column: pa.Array) -> HeadersColumn:
     valid_address, valid_bit = _validity(column)
     return HeadersColumn(
         offsets - first,
-        _bytes(keys, "headers.key"),
-        _bytes(entries.field("value"), "headers.value"),
+        _bytes(keys, "headers.key", memory),
+        _bytes(entries.field("value"), "headers.value", memory),
         valid_address,
         valid_bit,
         column,

@@ -8,6 +8,7 @@ batch may at most grow it to the configured limit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,12 @@ import numpy.typing as npt
 from logstore.errors import CorruptBatch, DecompressionLimit, DuramenError
 from logstore.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX, Limits
 from logstore.records import slots
-from logstore.records.codes import EXPLAINED, OK
+from logstore.records.codes import EXPLAINED, FULL, OK
 from logstore.records.columns import Columns, DecodedBytes, DecodedColumns, DecodedHeaders, columns_of
 from logstore.records.compression import OutputTooSmall, codec_by_id
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.legacy import LegacyBatch, decode_legacy
+from logstore.records.memory import Memory
 from logstore.records.native import address_of, kernels
 from logstore.records.record import TimestampType
 from logstore.records.table import (
@@ -45,6 +47,10 @@ from logstore.records.table import (
 
 _ARENA_BYTES = 8 << 20
 _GROUP_BYTES = 32 << 20  # payload decoded into one set of columns
+_ALIGNMENT = 64  # what Arrow recommends
+_BLOCK_BYTES = 1 << 18
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 class Decoder:
@@ -58,6 +64,8 @@ class Decoder:
         self._control = control
         self._arena = np.empty(0, dtype=np.uint8)
         self._used = 0
+        self._memory = Memory()
+        self._headers_seen = False
 
     def columns(
         self,
@@ -70,14 +78,21 @@ class Decoder:
         base_position: int = 0,
     ) -> Iterator[DecodedColumns]:
         """Records with min_offset <= offset < max_offset; raises CorruptBatch, DecompressionLimit."""
+        table[:, SKIP] |= (table[:, LAST_OFFSET] < min_offset) | (table[:, BASE_OFFSET] >= max_offset)
+        for first, last in self.opened(data, table, file=file, base_position=base_position):
+            yield self.decode(table, first, last, min_offset, max_offset, file, base_position)
+
+    def opened(
+        self, data: npt.NDArray[np.uint8], table: BatchTable, *, file: str | None = None, base_position: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """Groups of batches [first, last) whose payloads are at hand until the next step; none of only skipped ones."""
         if not self._control:
             table[:, SKIP] |= (table[:, ATTRIBUTES] & CONTROL_BIT) != 0
-        table[:, SKIP] |= (table[:, LAST_OFFSET] < min_offset) | (table[:, BASE_OFFSET] >= max_offset)
         first = 0
         while first < len(table):
             last = self.open(data, table, first, file=file, base_position=base_position)
             if (table[first:last, SKIP] == 0).any():
-                yield self._decode(table, first, last, min_offset, max_offset, file, base_position)
+                yield first, last
             first = last
 
     def open(
@@ -91,8 +106,10 @@ class Decoder:
     ) -> int:
         """Set payload addresses of batches [first, n); returns n, short of the end when the arena is full."""
         plain = (table[first:, MAGIC] == 2) & ((table[first:, ATTRIBUTES] & CODEC_MASK) == 0)
-        view = data.data
         self._used = 0
+        if plain.all() and int(table[first:, PAYLOAD_SIZE].sum()) <= _GROUP_BYTES:
+            return len(table)
+        view = data.data
         payload_bytes = 0
         for i in range(first, len(table)):
             row = table[i]
@@ -179,7 +196,7 @@ class Decoder:
         row[PAYLOAD_SIZE] = size
         self._used += size
 
-    def _decode(
+    def decode(
         self,
         table: BatchTable,
         first: int,
@@ -188,7 +205,10 @@ class Decoder:
         max_offset: int,
         file: str | None,
         base_position: int,
+        *,
+        keep: npt.NDArray[np.uint8] | None = None,
     ) -> DecodedColumns:
+        """Records of opened batches [first, last); with `keep` (a byte for each of them) only those it names."""
         live = table[first:last, SKIP] == 0
         count = int(table[first:last, COUNT][live].sum())
         payload = int(table[first:last, PAYLOAD_SIZE][live].sum())
@@ -197,32 +217,23 @@ class Decoder:
         block = np.zeros(slots.D_SLOTS, dtype=np.int64)
         block[slots.D_MIN_OFFSET] = min_offset
         block[slots.D_MAX_OFFSET] = max_offset
-        offsets = np.empty(count, dtype=np.int64)
-        timestamps = np.empty(count, dtype=np.int64)
-        types = np.empty(count, dtype=np.uint8)
-        block[slots.D_OFFSETS] = address_of(offsets)
-        block[slots.D_TIMESTAMPS] = address_of(timestamps)
-        block[slots.D_TIMESTAMP_TYPES] = address_of(types)
-        keys = _Output(count, payload, block, slots.D_KEY_OFFSETS, slots.D_KEY_DATA, slots.D_KEY_VALID)
-        values = _Output(count, payload, block, slots.D_VALUE_OFFSETS, slots.D_VALUE_DATA, slots.D_VALUE_VALID)
-        block[slots.D_HEADER_CAPACITY] = -1
-        if self._headers:
-            # A header takes two bytes at least; memory that is never written is never given to us by the system.
-            capacity = payload // 2
-            block[slots.D_HEADER_CAPACITY] = capacity
-            list_offsets = np.empty(count + 1, dtype=np.int32)
-            list_offsets[0] = 0
-            block[slots.D_HEADER_OFFSETS] = address_of(list_offsets)
-            header_keys = _Output(capacity, payload, block, slots.D_HEADER_KEY_OFFSETS, slots.D_HEADER_KEY_DATA, None)
-            header_values = _Output(
-                capacity,
-                payload,
-                block,
-                slots.D_HEADER_VALUE_OFFSETS,
-                slots.D_HEADER_VALUE_DATA,
-                slots.D_HEADER_VALUE_VALID,
-            )
+        if keep is not None:
+            assert len(keep) == count
+            block[slots.D_KEEP] = address_of(keep)
+        room = _Room(self._memory, (2 * 8 + 3 * 4 + 3) * (count + 1) + 2 * payload, arrays=10)
+        offsets = room.take(count, 8, block, slots.D_OFFSETS)
+        timestamps = room.take(count, 8, block, slots.D_TIMESTAMPS)
+        types = room.take(count, 1, block, slots.D_TIMESTAMP_TYPES)
+        keys = _Output(room, count, payload, block, slots.D_KEY_OFFSETS, slots.D_KEY_DATA, slots.D_KEY_VALID)
+        values = _Output(room, count, payload, block, slots.D_VALUE_OFFSETS, slots.D_VALUE_DATA, slots.D_VALUE_VALID)
+        lists = room.take(count + 1, 4, block, slots.D_HEADER_OFFSETS)
+        # Few records have headers, so at first there is no room for any: the kernel says when that was wrong.
+        block[slots.D_HEADER_CAPACITY] = 0 if self._headers else -1
+        outputs = _header_outputs(payload, block) if self._headers_seen else None
         code = kernels().decode(address_of(table), first, last, address_of(block))
+        if code == FULL and outputs is None:
+            outputs = _header_outputs(payload, block)
+            code = kernels().decode(address_of(table), first, last, address_of(block))
         if code != OK:
             blamed = table[int(block[slots.D_BATCH])]
             raise CorruptBatch(
@@ -234,27 +245,54 @@ class Decoder:
         n = int(block[slots.D_N])
         headers = None
         header_count = int(block[slots.D_HEADER_N])
-        if self._headers and header_count:
+        self._headers_seen = header_count > 0
+        if outputs is not None and header_count:
+            list_offsets = room.array(lists, n + 1, np.int32)
+            list_offsets[0] = 0
             headers = DecodedHeaders(
-                list_offsets[: n + 1],
-                header_keys.taken(header_count, 0),
-                header_values.taken(header_count, int(block[slots.D_HEADER_VALUE_NULLS])),
+                list_offsets,
+                outputs[0].taken(header_count, 0),
+                outputs[1].taken(header_count, int(block[slots.D_HEADER_VALUE_NULLS])),
             )
         return DecodedColumns(
-            offsets[:n],
-            timestamps[:n],
-            types[:n],
+            room.array(offsets, n, np.int64),
+            room.array(timestamps, n, np.int64),
+            room.array(types, n, np.uint8),
             keys.taken(n, int(block[slots.D_KEY_NULLS])),
             values.taken(n, int(block[slots.D_VALUE_NULLS])),
             headers,
         )
 
 
+class _Room:
+    """Arrays one after the other in a block of memory."""
+
+    def __init__(self, memory: Memory, size: int, arrays: int) -> None:
+        size += (arrays + 1) * _ALIGNMENT
+        self._block = memory.block(size + -size % _BLOCK_BYTES)  # rounded, since no two sets of columns are alike
+        self._address = address_of(self._block)
+        self._at = -self._address % _ALIGNMENT
+
+    def take(self, count: int, item_bytes: int, block: npt.NDArray[np.int64], slot: int) -> int:
+        """Set room aside for `count` items, its address put into the kernel's block; returns where it lies."""
+        at = self._at
+        block[slot] = self._address + at
+        end = at + count * item_bytes
+        assert end <= len(self._block)
+        self._at = end + -end % _ALIGNMENT
+        return at
+
+    def array(self, at: int, count: int, kind: type[_Number]) -> npt.NDArray[_Number]:
+        end = at + count * np.dtype(kind).itemsize
+        return self._block[at:end].view(kind)
+
+
 class _Output:
-    """Room for `count` byte strings of at most `data_bytes` together, its addresses put into the kernel's block."""
+    """Room for `count` byte strings of at most `data_bytes` together."""
 
     def __init__(
         self,
+        room: _Room,
         count: int,
         data_bytes: int,
         block: npt.NDArray[np.int64],
@@ -262,17 +300,37 @@ class _Output:
         data_slot: int,
         valid_slot: int | None,
     ) -> None:
-        self._offsets = np.empty(count + 1, dtype=np.int32)
-        self._offsets[0] = 0
-        self._data = np.empty(max(data_bytes, 1), dtype=np.uint8)
-        self._valid = np.empty(count if valid_slot is not None else 0, dtype=np.uint8)
-        block[offsets_slot] = address_of(self._offsets)
-        block[data_slot] = address_of(self._data)
-        if valid_slot is not None:
-            block[valid_slot] = address_of(self._valid)
+        self._room = room
+        self._offsets = room.take(count + 1, 4, block, offsets_slot)
+        self._data = room.take(data_bytes, 1, block, data_slot)
+        self._valid = -1 if valid_slot is None else room.take(count, 1, block, valid_slot)
 
     def taken(self, n: int, null_count: int) -> DecodedBytes:
-        return DecodedBytes(self._offsets[: n + 1], self._data[: int(self._offsets[n])], self._valid[:n], null_count)
+        offsets = self._room.array(self._offsets, n + 1, np.int32)
+        offsets[0] = 0
+        data = self._room.array(self._data, int(offsets[n]), np.uint8)
+        valid = self._room.array(max(self._valid, 0), n if self._valid >= 0 else 0, np.uint8)
+        return DecodedBytes(offsets, data, valid, null_count)
+
+
+def _header_outputs(payload: int, block: npt.NDArray[np.int64]) -> tuple[_Output, _Output]:
+    """Room for the names and values of headers. It is made for the worst case and not kept: what is never written is
+    never given to us by the system.
+    """
+    capacity = payload // 2  # a header takes two bytes at least
+    block[slots.D_HEADER_CAPACITY] = capacity
+    room = _Room(Memory(), 2 * (5 * (capacity + 1) + payload), arrays=6)
+    names = _Output(room, capacity, payload, block, slots.D_HEADER_KEY_OFFSETS, slots.D_HEADER_KEY_DATA, None)
+    values = _Output(
+        room,
+        capacity,
+        payload,
+        block,
+        slots.D_HEADER_VALUE_OFFSETS,
+        slots.D_HEADER_VALUE_DATA,
+        slots.D_HEADER_VALUE_VALID,
+    )
+    return names, values
 
 
 def upconvert(legacy: LegacyBatch, *, codec_id: int = 0) -> bytes:

@@ -21,6 +21,7 @@ from logstore.records.codes import FULL
 from logstore.records.columns import BytesColumn, Columns
 from logstore.records.compression import CODECS
 from logstore.records.header import HEADER
+from logstore.records.memory import Memory
 from logstore.records.native import address_of, kernels
 from logstore.records.record import NO_TIMESTAMP
 from logstore.records.table import (
@@ -84,12 +85,19 @@ class EncodedBatches:
 
 
 class Encoder:
-    def __init__(self, options: BatchOptions = BatchOptions(), *, buffer_bytes: int | None = None) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        options: BatchOptions = BatchOptions(),  # noqa: B008 (frozen)
+        *,
+        buffer_bytes: int | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        """The buffer comes from `memory`, where there is one."""
         self._options = options
         self._codec = CODECS[options.codec_id]
         if buffer_bytes is None:
             buffer_bytes = max(_BUFFER_BYTES, 4 * min(options.batch_bytes, 1 << 26))
-        self._buffer = np.empty(buffer_bytes, dtype=np.uint8)
+        self._buffer = np.empty(buffer_bytes, dtype=np.uint8) if memory is None else memory.block(buffer_bytes)
         self._packed = np.empty(0, dtype=np.uint8)
         self._table = new_table(max(64, len(self._buffer) // 512))
         self._next_offset = options.base_offset

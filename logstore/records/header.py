@@ -53,6 +53,11 @@ class BatchHeader:
     count: int | None
 
     @property
+    def begin_offset(self) -> int:
+        """The first offset as far as the header tells: a legacy one tells its last only."""
+        return self.last_offset if self.base_offset is None else self.base_offset
+
+    @property
     def next_offset(self) -> int:
         return self.last_offset + 1
 

@@ -83,6 +83,7 @@ from logstore.records.slots import (
     D_HEADER_VALUE_NULLS,
     D_HEADER_VALUE_OFFSETS,
     D_HEADER_VALUE_VALID,
+    D_KEEP,
     D_KEY_DATA,
     D_KEY_NULLS,
     D_KEY_OFFSETS,
@@ -137,6 +138,23 @@ from logstore.records.slots import (
     E_VALUE_OFFSETS,
     E_VALUE_VALID,
     E_VALUE_VALID_AT,
+    M_BATCH,
+    M_BUCKET,
+    M_BUCKETS,
+    M_KEEP,
+    M_KEEP_TOMBSTONES,
+    M_MAP,
+    M_MAP_LIMIT,
+    M_MAP_SLOTS,
+    M_MAP_USED,
+    M_MAX_OFFSET,
+    M_MIN_OFFSET,
+    M_N,
+    M_NULL_KEYS,
+    M_SCRATCH,
+    M_SECRET_0,
+    M_SECRET_1,
+    M_STOP_OFFSET,
     R_BAD_ROW,
     R_IDS,
     R_KEY_DATA,
@@ -238,14 +256,35 @@ load32_le = _loader(32, False, True)
 load64_le = _loader(64, False, True)
 store8 = _storer(8, False)
 store16 = _storer(16, True)
+store16_le = _storer(16, False)
 store32 = _storer(32, True)
 store64 = _storer(64, True)
 store32_le = _storer(32, False)
 store64_le = _storer(64, False)
 
 
+def _copier(size):
+    kind = ir.VectorType(_I8, size)
+
+    def move(typing_context, target, source):
+        def codegen(context, builder, signature, args):
+            value = builder.load(builder.inttoptr(args[1], kind.as_pointer()), align=1)
+            builder.store(value, builder.inttoptr(args[0], kind.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(_i64, _i64), codegen
+
+    return intrinsic(move)
+
+
+copy4 = _copier(4)
+copy8 = _copier(8)
+copy16 = _copier(16)
+copy32 = _copier(32)
+
+
 @intrinsic
-def copy(typing_context, target, source, size):
+def copy_long(typing_context, target, source, size):
     def codegen(context, builder, signature, args):
         pointer = _I8.as_pointer()
         cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
@@ -272,6 +311,33 @@ def sub_wrapping(typing_context, left, right):
     return _i64(_i64, _i64), codegen
 
 
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def copy(target, source, size):
+    """memcpy, but what is short is moved in place: for most keys and values the call would cost more than the copy."""
+    if size > 32:
+        if size > 512:
+            copy_long(target, source, size)
+            return
+        last = size - 32
+        at = 0
+        while at < last:
+            copy32(target + at, source + at)
+            at += 32
+        copy32(target + last, source + last)  # up to the end, over what is there already
+    elif size >= 16:
+        copy16(target, source)
+        copy16(target + size - 16, source + size - 16)
+    elif size >= 8:
+        copy8(target, source)
+        copy8(target + size - 8, source + size - 8)
+    elif size >= 4:
+        copy4(target, source)
+        copy4(target + size - 4, source + size - 4)
+    else:
+        for at in range(size):
+            store8(target + at, load8(source + at))
+
+
 @intrinsic
 def shift_right(typing_context, value, bits):
     """Logical, where >> on int64 is arithmetic."""
@@ -280,6 +346,21 @@ def shift_right(typing_context, value, bits):
         return builder.lshr(args[0], args[1])
 
     return _i64(_i64, _i64), codegen
+
+
+@intrinsic
+def prefetch_read(typing_context, address):
+    """Ask for a cache line that will be read soon; any address may be named."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _I8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, keep, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(args[0], pointer), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(_i64), codegen
 
 
 @intrinsic
@@ -438,9 +519,23 @@ def _write_varint(address, value):
     return address + 1
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", forceinline=True)
 def _read_varint(address, end, bytes_max):
     """(value, next address); next address 0 when it is cut off or longer than `bytes_max`."""
+    if address < end:
+        first = load8(address)
+        if first < 0x80:
+            return (first >> 1) ^ -(first & 1), address + 1
+        if address + 1 < end:
+            second = load8(address + 1)
+            if second < 0x80:
+                bits = (first & 0x7F) | (second << 7)
+                return (bits >> 1) ^ -(bits & 1), address + 2
+    return _read_long_varint(address, end, bytes_max)
+
+
+@njit(nogil=True, error_model="numpy")
+def _read_long_varint(address, end, bytes_max):
     bits = 0
     shift = 0
     stop = min(end, address + bytes_max)
@@ -538,6 +633,79 @@ def _write_batch_header(
     store32(batch + 57, count)
 
 
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def _write_short(address, bits):
+    """A varint of one or two bytes; returns the next address."""
+    if bits < 0x80:
+        store8(address, bits)
+        return address + 1
+    store16_le(address, (bits & 0x7F) | 0x80 | (bits >> 7 << 8))
+    return address + 2
+
+
+@njit(nogil=True, error_model="numpy")
+def _encode_plain(block, i, rows, batch, limit):
+    """Rows from i on behind a batch's header, up to the first that is not plain or does not fit: (records, next
+    address, base timestamp, largest timestamp).
+
+    Plain: key and value below 4 KiB, a timestamp within a quarter of an hour of the first. Only for columns without
+    nulls, headers and offsets of their own. It does what `encode` does, without most of the questions.
+    """
+    selection = _slot(block, E_SELECTION)
+    key_offsets = _slot(block, E_KEY_OFFSETS)
+    key_data = _slot(block, E_KEY_DATA)
+    value_offsets = _slot(block, E_VALUE_OFFSETS)
+    value_data = _slot(block, E_VALUE_DATA)
+    timestamps = _slot(block, E_TIMESTAMPS)
+    address = batch + HEADER_BYTES
+    base_ts = _slot(block, E_DEFAULT_TIMESTAMP)
+    if timestamps != 0:
+        base_ts = load64_le(timestamps + (i if selection == 0 else load64_le(selection + i * 8)) * 8)
+    max_ts = base_ts
+    timestamp = base_ts
+    count = 0
+    while i < rows:
+        row = i * 8
+        if selection != 0:
+            row = load64_le(selection + row) * 8
+        key = load64_le(key_offsets + row)
+        key_length = load64_le(key_offsets + row + 8) - key
+        value = load64_le(value_offsets + row)
+        value_length = load64_le(value_offsets + row + 8) - value
+        if timestamps != 0:
+            timestamp = load64_le(timestamps + row)
+        ts_bits = _zigzag(timestamp - base_ts)
+        if shift_right(key_length | value_length, 12) != 0 or shift_right(ts_bits, 21) != 0 or count >= 0x2000:
+            break
+        body = 6 + key_length + value_length  # attributes, and a byte each of five varints
+        body += (ts_bits >= 0x80) + (ts_bits >= 0x4000) + (count >= 0x40)
+        body += (key_length >= 0x40) + (value_length >= 0x40)
+        if body >= 0x2000 or address + 2 + body > limit:
+            break
+        prefetch_read(value_data + value + 1024)  # across the page's end, where the processor's own stops
+        prefetch_read(value_data + value + 1088)
+        address = _write_short(address, body << 1)
+        store8(address, 0)
+        if ts_bits < 0x4000:
+            address = _write_short(address + 1, ts_bits)
+        else:
+            store16_le(address + 1, (ts_bits & 0x7F) | 0x80 | ((ts_bits >> 7 & 0x7F) | 0x80) << 8)
+            store8(address + 3, ts_bits >> 14)
+            address += 4
+        address = _write_short(address, count << 1)
+        address = _write_short(address, key_length << 1)
+        copy(address, key_data + key, key_length)
+        address = _write_short(address + key_length, value_length << 1)
+        copy(address, value_data + value, value_length)
+        address += value_length
+        store8(address, 0)
+        address += 1
+        max_ts = max(max_ts, timestamp)
+        count += 1
+        i += 1
+    return count, address, base_ts, max_ts
+
+
 @njit(nogil=True, error_model="numpy")
 def encode(block):
     """Rows of columns to finished v2 batches, until the rows, the output or the table end; OK or FULL.
@@ -576,6 +744,8 @@ def encode(block):
     base_offset = _slot(block, E_BASE_OFFSET)
     delete_horizon = _slot(block, E_DELETE_HORIZON)
 
+    plain = key_valid == 0 and value_valid == 0 and timestamp_valid == 0 and header_list == 0 and offset_deltas == 0
+
     i = _slot(block, E_ROW)
     batch = _slot(block, E_OUT)
     made = 0
@@ -589,6 +759,11 @@ def encode(block):
         base_ts = 0
         max_ts = 0
         last_delta = 0
+        if plain:
+            limit = min(batch + batch_bytes, out_end)
+            count, address, base_ts, max_ts = _encode_plain(block, i, min(rows, i + batch_records), batch, limit)
+            last_delta = max(count - 1, 0)
+            i += count
         while i < rows and count < batch_records:
             row = i
             if selection != 0:
@@ -820,7 +995,7 @@ def scan(address, size, table, block):
 # --- records of a batch -----------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", forceinline=True)
 def _parse_record(address, end):
     """(next, timestamp delta, offset delta, key, key length, value, value length, headers, header count); next 0 when
     malformed.
@@ -877,12 +1052,119 @@ def _headers_sound(address, end, count):
     return address == end
 
 
+@intrinsic
+def fill(typing_context, target, byte, size):
+    def codegen(context, builder, signature, args):
+        pointer = _I8.as_pointer()
+        cgutils.memset(builder, builder.inttoptr(args[0], pointer), args[2], builder.trunc(args[1], _I8))
+        return context.get_dummy_value()
+
+    return types.void(_i64, _i64, _i64), codegen
+
+
+@njit(nogil=True, error_model="numpy")
+def _decode_plain(
+    address, end, count, base_offset, last_delta, base_ts, n, columns, key_end, value_end
+):
+    """The records of a batch up to the first that is not plain: (how many, next address, key end, value end).
+
+    Plain: key and value are there and below 8 KiB, no headers, nothing wrong. This is nearly every record, and what
+    need not be looked at is left out here; whatever else comes is `decode`'s, judgement included.
+    """
+    offsets = _slot(columns, D_OFFSETS)
+    timestamps = _slot(columns, D_TIMESTAMPS)
+    key_offsets = _slot(columns, D_KEY_OFFSETS) + 4
+    key_data = _slot(columns, D_KEY_DATA)
+    value_offsets = _slot(columns, D_VALUE_OFFSETS) + 4
+    value_data = _slot(columns, D_VALUE_DATA)
+    stop_at = n + count
+    first = n
+    previous = -1
+    while n < stop_at:
+        if end - address < 2:
+            break
+        length = load8(address)
+        at = address + 1
+        if length >= 0x80:
+            byte = load8(at)
+            at += 1
+            length = (length & 0x7F) | (byte << 7)
+            if byte >= 0x80:
+                break
+        record_end = at + (length >> 1)
+        # Eight bytes hold the attributes and the three varints up to the key at the lengths they may have here.
+        if length & 1 != 0 or length < 2 * 8 or record_end > end:
+            break
+        ts_delta = load8(at + 1)
+        at += 2
+        if ts_delta >= 0x80:
+            byte = load8(at)
+            at += 1
+            ts_delta = (ts_delta & 0x7F) | (byte << 7)
+            if byte >= 0x80:
+                byte = load8(at)
+                at += 1
+                ts_delta = (ts_delta & 0x3FFF) | (byte << 14)
+                if byte >= 0x80:
+                    break
+        delta = load8(at)
+        at += 1
+        if delta >= 0x80:
+            byte = load8(at)
+            at += 1
+            delta = (delta & 0x7F) | (byte << 7)
+            if byte >= 0x80:
+                break
+        key_length = load8(at)
+        at += 1
+        if key_length >= 0x80:
+            byte = load8(at)
+            at += 1
+            key_length = (key_length & 0x7F) | (byte << 7)
+            if byte >= 0x80:
+                break
+        if (delta | key_length) & 1 != 0:
+            break
+        delta >>= 1
+        key_length >>= 1
+        key = at
+        at += key_length
+        if at + 2 > record_end or delta <= previous or delta > last_delta:
+            break
+        value_length = load8(at)
+        at += 1
+        if value_length >= 0x80:
+            byte = load8(at)
+            at += 1
+            value_length = (value_length & 0x7F) | (byte << 7)
+            if byte >= 0x80:
+                break
+        if value_length & 1 != 0:
+            break
+        value_length >>= 1
+        if at + value_length + 1 != record_end or load8(record_end - 1) != 0:
+            break
+        previous = delta
+        address = record_end
+        store64_le(offsets + n * 8, base_offset + delta)
+        store64_le(timestamps + n * 8, base_ts + ((ts_delta >> 1) ^ -(ts_delta & 1)))
+        copy(key_data + key_end, key, key_length)
+        key_end += key_length
+        store32_le(key_offsets + n * 4, key_end)
+        copy(value_data + value_end, at, value_length)
+        value_end += value_length
+        store32_le(value_offsets + n * 4, value_end)
+        n += 1
+    return n - first, address, key_end, value_end, previous
+
+
 @njit(nogil=True, error_model="numpy")
 def decode(table, first, last, block):
     """Records of batches [first, last) into columns; OK, BAD_RECORD or FULL (headers), with D_N records written.
 
-    Batches marked SKIP are passed over. On failure D_BATCH is the batch that is to blame. Key and value data have
-    room for all payload bytes (caller's promise).
+    Batches marked SKIP are passed over, and with D_KEEP (one byte a record of the others, see `map_keep`) records
+    whose byte is 0. On failure D_BATCH is the batch that is to blame. Key and value data have room for all payload
+    bytes (caller's promise).
     """
     min_offset = _slot(block, D_MIN_OFFSET)
     max_offset = _slot(block, D_MAX_OFFSET)
@@ -902,6 +1184,8 @@ def decode(table, first, last, block):
     header_value_offsets = _slot(block, D_HEADER_VALUE_OFFSETS)
     header_value_data = _slot(block, D_HEADER_VALUE_DATA)
     header_value_valid = _slot(block, D_HEADER_VALUE_VALID)
+    keep = _slot(block, D_KEEP)
+    seen = 0
     n = 0
     headers_n = 0
     key_nulls = 0
@@ -926,7 +1210,23 @@ def decode(table, first, last, block):
         append_time = _slot(row, ATTRIBUTES) & TIMESTAMP_TYPE_BIT
         max_ts = _slot(row, MAX_TIMESTAMP)
         previous = -1
-        for _ in range(_slot(row, COUNT)):
+        left = _slot(row, COUNT)
+        if keep == 0 and base_offset >= min_offset and base_offset + last_delta < max_offset:
+            plain, address, key_end, value_end, previous = _decode_plain(
+                address, end, left, base_offset, last_delta, base_ts, n, block, key_end, value_end
+            )
+            fill(timestamp_types + n, append_time >> 3, plain)
+            if append_time != 0:
+                for at in range(n, n + plain):
+                    store64_le(timestamps + at * 8, max_ts)
+            fill(key_valid + n, 1, plain)
+            fill(value_valid + n, 1, plain)
+            if header_capacity >= 0:
+                for at in range(n + 1, n + plain + 1):
+                    store32_le(header_offsets + at * 4, headers_n)
+            n += plain
+            left -= plain
+        for _ in range(left):
             address, ts_delta, delta, key, key_length, value, value_length, headers, header_count = _parse_record(
                 address, end
             )
@@ -935,7 +1235,8 @@ def decode(table, first, last, block):
                 break
             previous = delta
             offset = base_offset + delta
-            if offset < min_offset or offset >= max_offset:
+            seen += 1
+            if offset < min_offset or offset >= max_offset or (keep != 0 and load8(keep + seen - 1) == 0):
                 if header_count > 0 and not _headers_sound(headers, address, header_count):
                     code = BAD_RECORD
                     break
@@ -1276,6 +1577,262 @@ def route(block):
     return OK
 
 
+# --- the offset map ---------------------------------------------------------------------------------------------------
+
+# An open-addressing table of 24-byte slots: 128 bits of a keyed hash of the key, and offset + 1 (0 is an empty slot).
+_MAP_SLOT_BYTES = 24
+_AHEAD = 64  # keys hashed before their slots are touched, so that the memory is on its way
+
+
+@intrinsic
+def multiply_high(typing_context, a, b):
+    """The upper 64 bits of the unsigned product."""
+
+    def codegen(context, builder, signature, args):
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _I64)
+
+    return _i64(_i64, _i64), codegen
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    def codegen(context, builder, signature, args):
+        pointer = _I8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.inttoptr(args[0], pointer), _I32(1), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(_i64), codegen
+
+
+@njit(nogil=True, error_model="numpy")
+def _rotate(value, bits):
+    return (value << bits) | shift_right(value, 64 - bits)
+
+
+@njit(nogil=True, error_model="numpy")
+def _sip_round(v0, v1, v2, v3):
+    v0 = add_wrapping(v0, v1)
+    v2 = add_wrapping(v2, v3)
+    v1 = _rotate(v1, 13) ^ v0
+    v3 = _rotate(v3, 16) ^ v2
+    v0 = _rotate(v0, 32)
+    v2 = add_wrapping(v2, v1)
+    v0 = add_wrapping(v0, v3)
+    v1 = _rotate(v1, 17) ^ v2
+    v3 = _rotate(v3, 21) ^ v0
+    v2 = _rotate(v2, 32)
+    return v0, v1, v2, v3
+
+
+@njit(nogil=True, error_model="numpy")
+def _sip_hash(address, size, k0, k1):
+    """SipHash-1-3 with 128 bits of result."""
+    v0 = k0 ^ 0x736F6D6570736575
+    v1 = k1 ^ 0x646F72616E646F6D ^ 0xEE
+    v2 = k0 ^ 0x6C7967656E657261
+    v3 = k1 ^ 0x7465646279746573
+    end = address + (size & ~7)
+    while address < end:
+        word = load64_le(address)
+        v3 ^= word
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+        v0 ^= word
+        address += 8
+    word = size << 56
+    for i in range(size & 7):
+        word |= load8(address + i) << (8 * i)
+    v3 ^= word
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    v0 ^= word
+    v2 ^= 0xEE
+    for _ in range(3):
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    low = v0 ^ v1 ^ v2 ^ v3
+    v1 ^= 0xDD
+    for _ in range(3):
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    return low, v0 ^ v1 ^ v2 ^ v3
+
+
+@njit(nogil=True, error_model="numpy")
+def sip_hash(address, size, k0, k1, result):
+    """The hash of the map, for tests: 16 bytes at `result`."""
+    low, high = _sip_hash(address, size, k0, k1)
+    store64_le(result, low)
+    store64_le(result + 8, high)
+    return OK
+
+
+@njit(nogil=True, error_model="numpy")
+def _find_slot(map_address, map_slots, low, high):
+    """Address of the key's slot, or of the empty one where it belongs. One slot at least is always empty."""
+    at = multiply_high(low, map_slots)
+    while True:
+        slot = map_address + at * _MAP_SLOT_BYTES
+        if load64_le(slot + 16) == 0 or (load64_le(slot) == low and load64_le(slot + 8) == high):
+            return slot
+        at += 1
+        if at == map_slots:
+            at = 0
+
+
+@njit(nogil=True, error_model="numpy")
+def map_put(table, first, last, block):
+    """Put the keys of batches [first, last) into the map with their offsets; later offsets replace earlier ones.
+
+    Records without key, outside [M_MIN_OFFSET, M_MAX_OFFSET) or of another bucket (of M_BUCKETS, by hash) are passed
+    over, as are batches marked SKIP. OK, BAD_RECORD with the batch in M_BATCH, or FULL: the map holds M_MAP_LIMIT keys
+    and the record at M_STOP_OFFSET was not taken. M_SCRATCH has room for 24 bytes for each of 64 keys.
+    """
+    min_offset = _slot(block, M_MIN_OFFSET)
+    max_offset = _slot(block, M_MAX_OFFSET)
+    map_address = _slot(block, M_MAP)
+    map_slots = _slot(block, M_MAP_SLOTS)
+    used = _slot(block, M_MAP_USED)
+    limit = _slot(block, M_MAP_LIMIT)
+    k0 = _slot(block, M_SECRET_0)
+    k1 = _slot(block, M_SECRET_1)
+    scratch = _slot(block, M_SCRATCH)
+    bucket = _slot(block, M_BUCKET)
+    buckets = _slot(block, M_BUCKETS)
+    n = 0
+    null_keys = 0
+    waiting = 0
+    code = OK
+    b = first
+    while b < last and code == OK:
+        row = table + b * ROW_BYTES
+        if _slot(row, SKIP) == 0:
+            address = _slot(row, PAYLOAD_ADDRESS)
+            end = address + _slot(row, PAYLOAD_SIZE)
+            base_offset = _slot(row, BASE_OFFSET)
+            last_delta = _slot(row, LAST_OFFSET) - base_offset
+            previous = -1
+            for _ in range(_slot(row, COUNT)):
+                address, _ts, delta, key, key_length, _value, _value_length, _headers, _count = _parse_record(
+                    address, end
+                )
+                if address == 0 or delta <= previous or delta > last_delta:
+                    code = BAD_RECORD
+                    break
+                previous = delta
+                offset = base_offset + delta
+                if key_length < 0:
+                    null_keys += 1
+                    continue
+                if offset < min_offset or offset >= max_offset:
+                    continue
+                low, high = _sip_hash(key, key_length, k0, k1)
+                if buckets > 1 and multiply_high(high, buckets) != bucket:
+                    continue
+                prefetch(map_address + multiply_high(low, map_slots) * _MAP_SLOT_BYTES)
+                held = scratch + waiting * _MAP_SLOT_BYTES
+                store64_le(held, low)
+                store64_le(held + 8, high)
+                store64_le(held + 16, offset + 1)
+                waiting += 1
+                if waiting == _AHEAD:
+                    used, code = _put_waiting(block, map_address, map_slots, scratch, waiting, used, limit)
+                    waiting = 0
+                    if code != OK:
+                        break
+                n += 1
+        if code == OK:
+            b += 1
+    if code == OK and waiting > 0:
+        used, code = _put_waiting(block, map_address, map_slots, scratch, waiting, used, limit)
+    _set_slot(block, M_MAP_USED, used)
+    _set_slot(block, M_BATCH, b)
+    _set_slot(block, M_N, n)
+    _set_slot(block, M_NULL_KEYS, null_keys)
+    return code
+
+
+@njit(nogil=True, error_model="numpy")
+def _put_waiting(block, map_address, map_slots, scratch, count, used, limit):
+    for i in range(count):
+        held = scratch + i * _MAP_SLOT_BYTES
+        low = load64_le(held)
+        high = load64_le(held + 8)
+        slot = _find_slot(map_address, map_slots, low, high)
+        if load64_le(slot + 16) == 0:
+            if used >= limit:
+                _set_slot(block, M_STOP_OFFSET, load64_le(held + 16) - 1)
+                return used, FULL
+            store64_le(slot, low)
+            store64_le(slot + 8, high)
+            used += 1
+        store64_le(slot + 16, load64_le(held + 16))
+    return used, OK
+
+
+@njit(nogil=True, error_model="numpy")
+def map_keep(table, first, last, block):
+    """One byte a record of batches [first, last) that are not marked SKIP, at M_KEEP: 1 for the last record of its key.
+
+    A key's last record that is a tombstone counts only with M_KEEP_TOMBSTONES. OK, or BAD_RECORD with M_BATCH. M_N is
+    how many are kept.
+    """
+    min_offset = _slot(block, M_MIN_OFFSET)
+    max_offset = _slot(block, M_MAX_OFFSET)
+    map_address = _slot(block, M_MAP)
+    map_slots = _slot(block, M_MAP_SLOTS)
+    k0 = _slot(block, M_SECRET_0)
+    k1 = _slot(block, M_SECRET_1)
+    bucket = _slot(block, M_BUCKET)
+    buckets = _slot(block, M_BUCKETS)
+    keep = _slot(block, M_KEEP)
+    tombstones = _slot(block, M_KEEP_TOMBSTONES) != 0
+    n = 0
+    seen = 0
+    for b in range(first, last):
+        row = table + b * ROW_BYTES
+        if _slot(row, SKIP) != 0:
+            continue
+        address = _slot(row, PAYLOAD_ADDRESS)
+        end = address + _slot(row, PAYLOAD_SIZE)
+        base_offset = _slot(row, BASE_OFFSET)
+        for _ in range(_slot(row, COUNT)):
+            address, _ts, delta, key, key_length, _value, value_length, _headers, _n = _parse_record(address, end)
+            if address == 0:
+                _set_slot(block, M_BATCH, b)
+                return BAD_RECORD
+            offset = base_offset + delta
+            kept = 0
+            if key_length >= 0 and min_offset <= offset < max_offset and (value_length >= 0 or tombstones):
+                low, high = _sip_hash(key, key_length, k0, k1)
+                if buckets <= 1 or multiply_high(high, buckets) == bucket:
+                    slot = _find_slot(map_address, map_slots, low, high)
+                    if load64_le(slot + 16) == offset + 1:
+                        kept = 1
+                        n += 1
+            store8(keep + seen, kept)
+            seen += 1
+    _set_slot(block, M_N, n)
+    return OK
+
+
+@njit(nogil=True, error_model="numpy")
+def map_grow(source, source_slots, target, target_slots):
+    """Move all entries into a larger, empty map; returns how many there are."""
+    used = 0
+    for i in range(source_slots):
+        entry = source + i * _MAP_SLOT_BYTES
+        if load64_le(entry + 16) != 0:
+            low = load64_le(entry)
+            high = load64_le(entry + 8)
+            slot = _find_slot(target, target_slots, low, high)
+            store64_le(slot, low)
+            store64_le(slot + 8, high)
+            store64_le(slot + 16, load64_le(entry + 16))
+            used += 1
+    return used
+
+
 #: name -> number of int64 parameters; everything `native` compiles and loads
 KERNELS = {
     "crc32c": 2,
@@ -1290,4 +1847,8 @@ KERNELS = {
     "place": 6,
     "murmur2": 2,
     "route": 1,
+    "sip_hash": 5,
+    "map_put": 4,
+    "map_keep": 4,
+    "map_grow": 4,
 }

@@ -44,6 +44,10 @@ class Kernels:
     place: Callable[[int, int, int, int, int, int], int]
     murmur2: Callable[[int, int], int]
     route: Callable[[int], int]
+    sip_hash: Callable[[int, int, int, int, int], int]
+    map_put: Callable[[int, int, int, int], int]
+    map_keep: Callable[[int, int, int, int], int]
+    map_grow: Callable[[int, int, int, int], int]
 
     def __init__(self, image: bytes) -> None:
         """Link `image` (as `compile_image` makes it) into this process."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from logstore.files import File
 from logstore.limits import Limits
 from logstore.records.header import read_header
 from logstore.records.scan import is_damage, scan_batches
-from logstore.records.table import BatchTable
+from logstore.records.table import BASE_OFFSET, LAST_OFFSET, BatchTable
 
 SCAN_BYTES = 4 << 20
 
@@ -67,3 +67,45 @@ def _larger(file: File, position: int, end: int, size: int, limits: Limits) -> n
     while size < header.size_bytes:
         size *= 2
     return np.empty(min(size, limits.read_buffer_bytes), dtype=np.uint8)
+
+
+# --- offsets, which no checksum covers ------------------------------------------------------------------------------
+
+
+def begin_offsets(table: BatchTable) -> npt.NDArray[np.int64]:
+    """First offsets as far as the headers tell; a legacy one tells its last only."""
+    return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+
+
+def begin_after(file: File, position: int, end: int) -> int | None:
+    """Where the batch at `position` begins, None when there is none or it cannot be read."""
+    try:
+        header = read_header(file, position, end)
+    except CorruptBatch:
+        return None
+    return None if header is None else header.begin_offset
+
+
+def ordered_batches(
+    table: BatchTable, *, after: int, expected: int, low: int, high: int, following: Callable[[], int | None]
+) -> int:
+    """How many leading batches have offsets that can be theirs: above `after` and increasing, within [low, high).
+
+    A batch's offset lies outside its checksum, so only its neighbours can contradict it. Of two that overlap the
+    earlier one is wrong when it does not go on where the log was `expected` to, and the later one would. `following`
+    is asked for the begin of the batch behind the last one when that matters.
+    """
+    if not len(table):
+        return 0
+    begins, lasts = begin_offsets(table), table[:, LAST_OFFSET]
+    before = np.concatenate(([after], lasts[:-1]))
+    wrong = np.nonzero((begins <= before) | (begins < low) | (lasts >= high))[0]
+    count = int(wrong[0]) if len(wrong) else len(table)
+    if not count:
+        return 0
+    gap_before = int(begins[count - 1]) > (int(lasts[count - 2]) + 1 if count > 1 else expected)
+    if gap_before:
+        contradiction = int(begins[count]) if count < len(table) else following()
+        if contradiction is not None and int(before[count - 1]) < contradiction <= int(lasts[count - 1]):
+            return count - 1
+    return count

@@ -7,6 +7,7 @@ It decides nothing about other segments, offsets to assign or when to roll: that
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -145,11 +146,19 @@ class LogSegment:
 
     def next_offset(self) -> int:
         """One past the last offset, found by a scan from the last index entry."""
-        position = self.offset_index.lookup(INT64_MAX).position
-        last = None
-        for header in self.headers(position):
-            last = header
-        return self.base_offset if last is None else last.next_offset
+        return self.tail()[0]
+
+    def tail(self) -> tuple[int, int]:
+        """One past the last offset, and where the last whole batch ends. Raises CorruptBatch."""
+        for headers in self._walks(INT64_MAX, 0):
+            next_offset, end = self.base_offset, 0
+            try:
+                for header in headers:
+                    next_offset, end = header.next_offset, header.end_position
+                return next_offset, end
+            except CorruptIndex:
+                continue
+        raise AssertionError("a walk from the start does not ask the index")
 
     def headers(self, position: int = 0, end: int | None = None) -> Iterator[BatchHeader]:
         """Headers from `position` on, one read each; raises CorruptBatch at damage, ends before a cut-off batch."""
@@ -277,22 +286,50 @@ class LogSegment:
     # --- finding ----------------------------------------------------------------------------------------------------
 
     def find_batch(self, offset: int, start_position: int = 0) -> BatchHeader | None:
-        """The first batch whose last offset is >= `offset`. The index answer is a hint: it must be a batch at or
-        before `offset`.
+        """The first batch whose last offset is >= `offset`. Raises CorruptBatch, also where offsets do not increase."""
+        for headers in self._walks(offset, start_position):
+            try:
+                return next((header for header in headers if header.last_offset >= offset), None)
+            except CorruptIndex:
+                continue
+        raise AssertionError("a walk from the start does not ask the index")
+
+    def _walks(self, offset: int, start_position: int) -> Iterator[Iterator[BatchHeader]]:
+        """Headers from the index's answer for `offset` on, then, for when that is no good, from `start_position` on.
+
+        The answer is a hint, since nothing protects an index: a batch must lie there and one must end at its offset.
         """
-        position = start_position
+        with contextlib.suppress(CorruptIndex):
+            entry = self.offset_index.lookup(offset)
+            if entry.position > start_position:
+                yield self._ordered_headers(entry.position, through=entry.offset)
+        yield self._ordered_headers(start_position)
+
+    def _ordered_headers(self, position: int, *, through: int | None = None) -> Iterator[BatchHeader]:
+        """Headers with increasing offsets; raises CorruptBatch for others, CorruptIndex when none ends at `through`."""
+        previous = self.base_offset - 1
         try:
-            position = max(self.offset_index.lookup(offset).position, start_position)
-            header = read_header(self.log, position, self.size_bytes)
-            trusted = header is not None and (header.base_offset is None or header.base_offset <= offset)
-        except (CorruptBatch, CorruptIndex):
-            trusted = False
-        if not trusted:
-            position = start_position
-        for header in self.headers(position):
-            if header.last_offset >= offset:
-                return header
-        return None
+            for header in self.headers(position):
+                if header.begin_offset <= previous:
+                    raise CorruptBatch(
+                        f"offsets {header.begin_offset} to {header.last_offset} do not follow {previous}",
+                        file=self.log.path,
+                        position=header.position,
+                        offset=header.begin_offset,
+                    )
+                if through is not None and header.last_offset >= through:
+                    if header.last_offset > through:
+                        break
+                    through = None
+                yield header
+                previous = header.last_offset
+        except CorruptBatch:
+            if through is None:
+                raise
+        if through is not None:
+            raise CorruptIndex(
+                f"no batch from {position} on ends at offset {through}", file=self.offset_index.path, offset=through
+            )
 
     def find_timestamp(self, timestamp_ms: int, start_offset: int) -> BatchHeader | None:
         """The batch at which a search for the first record at or after a time must begin."""

@@ -313,3 +313,33 @@ def test_same_bytes_as_kafka(kafka: Kafka, tmp_path: Path, seed: int, theme: str
         duplicates += twins.duplicates
     print(f"{theme}: {dict(rolls)} {dict(errors)} {duplicates} duplicates")
     assert rolls[THEMES[theme]] > 0
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd", "uncompressed", "producer"])
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
+def test_what_we_compress_ourselves_differs_in_nothing_else(
+    kafka: Kafka, tmp_path: Path, seed: int, compression: str, timestamp_type: str
+) -> None:
+    rng = random.Random(seed)
+    config: dict[str, Any] = {"compression.type": compression, "message.timestamp.type": timestamp_type}
+    twins = Twins(kafka, tmp_path, config)
+    for at in range(100 if SOAK else 25):
+        twins.set_clock(NOW_MS + 100 * at)
+        records = random_records(rng, NOW_MS + 100 * at, longest=rng.choice((60, 3000)))
+        codec = rng.choice(CODECS)
+        kind = rng.randrange(4)
+        if kind == 0:
+            twins.append_records(records, at // 9, codec=codec)
+        elif kind == 1:
+            plain = [Record(r.key, r.value, r.timestamp_ms) for r in records]
+            codec = rng.choice(LEGACY_CODECS)
+            twins.append_batch(twins.build(plain, codec=codec, magic=rng.choice((0, 1))), at // 9)
+        else:
+            known = twins.log._producers.last_state(7)
+            fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+            fields["base_sequence"] = 0 if known is None else known.last_sequence + 1
+            twins.append_batch(twins.build(records, codec=codec, **(fields if kind == 2 else {})), at // 9)
+    twins.marker("abort", 7, 0)
+    twins.check(same_bytes=compression == "uncompressed")
+    twins.close()
+    assert not twins.errors

@@ -1,14 +1,15 @@
 """A partition's log under power cuts: at every step of a script, at random moments of random work, and in recovery.
 
-The recovery point is kept by the log's owner in a file of its own, written after a flush returned; a log is opened again
-with what that file says.
+The recovery point is kept by the log's owner in a file of its own, written after a flush returned; a log is opened
+again with what that file says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,16 @@ from simulation.filesystem import PowerCut, SimulatedFileSystem
 PLACE = Place("/store")
 NOW_MS = 1_700_000_000_000
 SOAK = 50 if os.environ.get("DURAMEN_SOAK") == "1" else 1
+
+
+@contextlib.contextmanager
+def told(case: str) -> Iterator[None]:
+    """Print which case it is that fails."""
+    try:
+        yield
+    except BaseException:
+        print(case)
+        raise
 
 
 class Machine:
@@ -79,7 +90,7 @@ class Machine:
                 self.model = replace(self.model, flushed=self.log.recovery_point)
 
     def durable_end(self) -> int:
-        """How much of what was acknowledged a power cut cannot take: what was flushed, and what the settings promise."""
+        """How much of what was acknowledged no power cut can take: what was flushed, and what the settings promise."""
         model, config = self.model, self.settings.config
         end = model.flushed
         if config.flush_messages <= len(model.entries):
@@ -255,11 +266,11 @@ def test_a_power_cut_at_any_step_loses_nothing_flushed_and_leaves_a_prefix(
     while was_cut:
         machine, was_cut = run(settings, SCRIPTS[name], step)
         for draw in range(3 * SOAK):
-            print(f"cut in operation {step}, draw {draw}: {machine.fs.trace[-1]}, in {machine.under_way}")
-            after = machine.survivor(random.Random(f"{seed}/{step}/{draw}"))
-            after.start()
-            after.do(_append(3)(after.log))
-            after.do(_flush()(after.log))
+            with told(f"cut in operation {step}, draw {draw}: {machine.fs.trace[-1]}, in {machine.under_way}"):
+                after = machine.survivor(random.Random(f"{seed}/{step}/{draw}"))
+                after.start()
+                after.do(_append(3)(after.log))
+                after.do(_flush()(after.log))
         step += 1
     assert step > 50
 
@@ -276,18 +287,18 @@ def test_a_power_cut_in_recovery_changes_nothing_about_what_is_recovered(name: s
         undisturbed.start()
         step, was_cut = 0, True
         while was_cut:
-            print(f"first cut in operation {cut_at}, second in operation {step} of recovery")
             again = crashed.survivor(None)
             again.fs.fail_after(step)
-            try:
-                again.start()
-                was_cut = False
-            except PowerCut:
-                last = again.survivor(rng)
-                last.start()
-                assert last.records() == undisturbed.records()
-                assert last.log.log_start_offset == undisturbed.log.log_start_offset
-                assert last.log.log_end_offset == undisturbed.log.log_end_offset
+            with told(f"first cut in operation {cut_at}, second in operation {step} of recovery"):
+                try:
+                    again.start()
+                    was_cut = False
+                except PowerCut:
+                    last = again.survivor(rng)
+                    last.start()
+                    assert last.records() == undisturbed.records()
+                    assert last.log.log_start_offset == undisturbed.log.log_start_offset
+                    assert last.log.log_end_offset == undisturbed.log.log_end_offset
             step += 1
         assert step > 10
 
@@ -322,8 +333,8 @@ def test_random_work_survives_random_cuts(seed: int) -> None:
     for case in range(60 * SOAK):
         rng = random.Random(f"{seed}/{case}")
         settings = draw_settings(rng)
-        print(f"case {case}: {settings}")
-        cuts += lives(settings, rng, 4)
+        with told(f"case {case}: {settings}"):
+            cuts += lives(settings, rng, 4)
     assert cuts > 50
 
 
@@ -332,8 +343,8 @@ def test_flush_messages_bounds_how_many_records_a_cut_takes(messages: int, seed:
     for case in range(15 * SOAK):
         rng = random.Random(f"{seed}/{case}")
         settings = draw_settings(rng, **{"flush.messages": str(messages)})
-        print(f"case {case}: {settings}")
-        lives(settings, rng, 3)
+        with told(f"case {case}: {settings}"):
+            lives(settings, rng, 3)
 
 
 @pytest.mark.parametrize("ms", [4, 50])
@@ -341,5 +352,5 @@ def test_flush_ms_bounds_how_old_a_record_is_that_a_cut_takes(ms: int, seed: int
     for case in range(15 * SOAK):
         rng = random.Random(f"{seed}/{case}")
         settings = draw_settings(rng, **{"flush.ms": str(ms)})
-        print(f"case {case}: {settings}")
-        lives(settings, rng, 3)
+        with told(f"case {case}: {settings}"):
+            lives(settings, rng, 3)

@@ -216,7 +216,10 @@ _text = st.text(min_size=1, max_size=60).filter(lambda text: not any(0xD800 <= o
 
 
 @settings(max_examples=200)
-@given(app=st.one_of(_text, st.sampled_from(["topic:id-x", "app:", "'", '"}\n{"txn"', "a\0b"])), query=_text)
+@given(
+    app=st.one_of(_text, st.sampled_from(["topic:id-x", "app:", "'", '"}\n{"txn"', "a\0b", "\x85\u2028\x0b"])),
+    query=_text,
+)
 def test_any_text_comes_back_as_it_was_and_meets_nobody_else(long_lived: Ledger, app: str, query: str) -> None:
     sequence = long_lived.sequence("id-x")
     progress = long_lived.last_batch(app)
