@@ -41,7 +41,7 @@ COMPILE = build/lock/bin/uv pip compile pyproject.toml --quiet --universal --pyt
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 lock: build/lock/bin/uv ## write requirements*.lock anew from pyproject.toml; UPGRADE=1 moves the pins
 	@$(COMPILE) --generate-hashes -o requirements.lock > /dev/null
-	@$(COMPILE) --generate-hashes --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
+	@$(COMPILE) --generate-hashes --group dev --extra spark --extra delta -c requirements.lock -o requirements-dev.lock > /dev/null
 	@$(COMPILE) --group dev --all-extras -c requirements.lock > /dev/null
 	@git --no-pager diff --stat -- requirements.lock requirements-dev.lock
 

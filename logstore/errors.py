@@ -299,3 +299,9 @@ class ReplayMismatch(DuramenError):
 
 class DiskFull(DuramenError):
     """There is not enough room for what is about to be written; nothing was changed."""
+
+
+class HistoryCompacted(DuramenError):
+    """Compaction has thinned the moment that was asked for; `earliest` has the first exact offset of each partition."""
+
+    earliest: dict[str, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streaming.restore import restore_into_delta, restore_state
 from streaming.sink import LogSink
 
-__all__ = ["LogSink"]
+__all__ = ["LogSink", "restore_into_delta", "restore_state"]

@@ -92,7 +92,13 @@ def staged_file(report: dict[str, object]) -> StagedFile | None:
     if report.get("name") is None:
         return None
     counts = tuple(PartitionCount(**count) for count in report["counts"])  # type: ignore[attr-defined]
-    return StagedFile(report["name"], counts, report["host"], report["encode_ms"])  # type: ignore[arg-type]
+    return StagedFile(
+        report["name"],  # type: ignore[arg-type]
+        counts,
+        report["host"],  # type: ignore[arg-type]
+        report["encode_ms"],  # type: ignore[arg-type]
+        tuple(report["placed"]),  # type: ignore[arg-type]
+    )
 
 
 def _task_number() -> int:

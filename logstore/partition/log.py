@@ -161,6 +161,7 @@ class PartitionLog:
         self._producers = loaded.producers
         self._log_start = loaded.log_start_offset
         self._log_end = loaded.log_end_offset
+        self._tail_gap = (self._log_end, self._log_end)  # between the last record and the end the log had then
         self._recovery_point = loaded.recovery_point
         # the highest that may stand in a caller's file: it is written there after a flush, and stays when we truncate
         self._told_recovery_point = max(told_recovery_point, loaded.recovery_point)
@@ -258,6 +259,12 @@ class PartitionLog:
         return self._log_end
 
     @property
+    def _data_end(self) -> int:
+        """Where records end: the log end, but for offsets a truncation cut off together with the batch they were in."""
+        gap_start, gap_end = self._tail_gap
+        return max(gap_start, self._log_start) if gap_end == self._log_end else self._log_end
+
+    @property
     def high_watermark(self) -> int:
         return self._high_watermark
 
@@ -290,7 +297,7 @@ class PartitionLog:
     def _view(self, isolation: Isolation) -> LogView:
         with self._lock:
             end = {
-                Isolation.LOG_END: self._log_end,
+                Isolation.LOG_END: self._data_end,
                 Isolation.READ_UNCOMMITTED: self._high_watermark,
                 Isolation.READ_COMMITTED: self.last_stable_offset,
             }[isolation]
@@ -614,6 +621,8 @@ class PartitionLog:
             assert old.size_bytes == 0, f"roll to {base_offset} ({reason}) of a segment that begins there"
         else:
             old.seal()
+            if self._recovery_point >= base_offset:
+                old.flush()  # no flush to come looks below the recovery point, nor does recovery
             self._producers.update_map_end_offset(base_offset)
             # Written before the data it describes is synced; a power cut leaves it unreadable at worst, and the log is
             # replayed.
@@ -741,7 +750,7 @@ class PartitionLog:
     def set_high_watermark(self, offset: int) -> int:
         """Let readers see everything below `offset`, clamped to the log; returns what it became."""
         with self._lock:
-            self._set_high_watermark(min(max(offset, self._log_start), self._log_end))
+            self._set_high_watermark(min(max(offset, self._log_start), self._data_end))
             return self._high_watermark
 
     def _set_high_watermark(self, offset: int) -> None:
@@ -816,11 +825,12 @@ class PartitionLog:
 
     def _after_truncation(self, offset: int) -> None:
         self._log_end = offset
+        self._tail_gap = (self._active.next_offset(), offset)
         self._log_start = min(self._log_start, offset)
         self._epochs.truncate_from_end(offset)
         self._reload_producers(offset)
         # also when it stays: the producers come anew from the log and do not know which markers it has passed
-        self._set_high_watermark(min(self._high_watermark, offset))
+        self._set_high_watermark(min(self._high_watermark, self._data_end))
         self._save_state()
 
     def _lower_recovery_point(self, offset: int) -> bool:
@@ -943,6 +953,7 @@ class PartitionLog:
         view = self._view(isolation)
         decoder = Decoder(limits=self._limits)
         start = view.log_start_offset if offset is None else offset
+        after = -1  # the first batch may begin below the start
         for chunk in read_chunks(view, start, limits=self._limits, committed=isolation is Isolation.READ_COMMITTED):
             columns = decoder.columns(
                 chunk.data,
@@ -951,9 +962,11 @@ class PartitionLog:
                 max_offset=view.end_offset,
                 file=chunk.file,
                 base_position=chunk.position,
+                after=after,
             )
             for part in columns:
                 yield from part.records()
+            after = int(chunk.table[-1, LAST_OFFSET])
 
     def offset_for_timestamp(
         self, timestamp_ms: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED

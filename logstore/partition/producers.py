@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from logstore.errors import CorruptBatch
 from logstore.limits import Limits
 from logstore.partition.producer_state import EndTransaction, ProducerBatch
 from logstore.records.control import ControlType, parse_control_record
@@ -54,6 +55,13 @@ def producer_entry(segment: LogSegment, header: BatchHeader, limits: Limits) -> 
             header.last_offset,
             header.max_timestamp_ms,
             header.transactional,
+        )
+    if header.size_bytes > limits.read_buffer_bytes:
+        raise CorruptBatch(
+            f"a control batch of {header.size_bytes} bytes",
+            file=segment.log.path,
+            position=header.position,
+            offset=header.base_offset,
         )
     data = np.frombuffer(segment.log.pread(header.size_bytes, header.position), dtype=np.uint8)
     scan = scan_batches(data, verify_crc=False)

@@ -54,6 +54,7 @@ class PartitionReader:
         self._limits = limits
         self._open: dict[int, LogSegment] = {}
         self._generation = -1
+        self._sizes: dict[int, int] = {}  # of all segments but the last, which grows
 
     def state(self) -> PartitionState:
         """Raises CorruptState when there is none or it is damaged."""
@@ -69,9 +70,9 @@ class PartitionReader:
 
     def view(self, *, committed: bool = False) -> LogView:
         """The log as of now: high watermark first, then the segment list."""
-        high_watermark = self._high_watermark()
+        high_watermark = end = self._high_watermark()
         if committed and self._last_stable_offset is not None:
-            high_watermark = min(high_watermark, self._last_stable_offset())
+            end = min(high_watermark, self._last_stable_offset())
         state = self.state()
         if state.generation != self._generation:
             self._open.clear()  # files may have been replaced under the same name
@@ -79,12 +80,23 @@ class PartitionReader:
         elif state.segments:
             self._open.pop(state.segments[-1].base_offset, None)  # the active segment grows
         bases = tuple(segment.base_offset for segment in state.segments)
-        return LogView(self.partition, bases, self._segment, state.log_start_offset, high_watermark, high_watermark)
+        self._sizes = {segment.base_offset: segment.size_bytes for segment in state.segments[:-1]}
+        return LogView(self.partition, bases, self._segment, state.log_start_offset, end, high_watermark)
 
     def _segment(self, base_offset: int) -> LogSegment:
         segment = self._open.pop(base_offset, None)
         if segment is None:
             segment = LogSegment(self._fs, self._directory, base_offset, limits=self._limits)
+            listed_bytes = self._sizes.get(base_offset, segment.size_bytes)
+            if segment.size_bytes != listed_bytes:  # a cut between two batches shows nowhere else
+                raise DamagedLog(
+                    f"a segment of {segment.size_bytes} bytes, where the segment list says {listed_bytes}",
+                    partition=self.partition,
+                    file=segment.log.path,
+                    position=min(segment.size_bytes, listed_bytes),
+                    offset=base_offset,
+                    hint="Run `duramen recover`",
+                )
         self._open[base_offset] = segment  # most recently used last
         if len(self._open) > _OPEN_SEGMENTS_MAX:
             del self._open[next(iter(self._open))]
@@ -108,8 +120,10 @@ class PartitionReader:
         end = view.end_offset if end is None else min(end, view.end_offset)
         decoder = Decoder(limits=self._limits, headers=headers)
         looks = 0
+        missing: str | None = None
         while position < end:
             before = position
+            after = -1  # the first batch may begin below the position
             try:
                 for chunk in read_chunks(view, position, end, limits=self._limits, committed=committed):
                     for columns in decoder.columns(
@@ -119,14 +133,16 @@ class PartitionReader:
                         max_offset=end,
                         file=chunk.file,
                         base_position=chunk.position,
+                        after=after,
                     ):
                         if len(columns):
                             yield columns
-                    position = int(chunk.table[-1, LAST_OFFSET]) + 1
+                    after = int(chunk.table[-1, LAST_OFFSET])
+                    position = after + 1
                 if self._list_is_current():
                     return  # whatever lies between here and `end` was compacted away
-            except FileNotFoundError:
-                pass  # replaced or retained while we looked: the list knows more
+            except FileNotFoundError as error:  # replaced or retained while we looked: the list knows more
+                missing = error.filename
             except OffsetOutOfRange:
                 raise
             except DamagedLog:
@@ -137,6 +153,8 @@ class PartitionReader:
                 raise DamagedLog(
                     f"nothing readable at {position}, below the high watermark {end}",
                     partition=self.partition,
+                    file=missing or self._directory,
+                    position=0,
                     offset=position,
                     hint="Run `duramen recover`",
                 )
@@ -168,12 +186,18 @@ class PartitionReader:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """See `reading.offset_for_timestamp`; a file that vanishes means looking again."""
-        for _ in range(_LOOKS_MAX):
+        for look in range(_LOOKS_MAX):
             try:
                 return offset_for_timestamp(self.view(), timestamp_ms, self._limits)
-            except FileNotFoundError:
-                self._open.clear()
-        raise DamagedLog("the segment list names a file that is not there", partition=self.partition)
+            except FileNotFoundError as error:
+                missing = error.filename
+            except DamagedLog:  # or replaced, and the list not yet
+                if look + 1 == _LOOKS_MAX:
+                    raise
+            self._open.clear()
+        raise DamagedLog(
+            "the segment list names a file that is not there", partition=self.partition, file=missing, position=0
+        )
 
     def close(self) -> None:
         for segment in self._open.values():

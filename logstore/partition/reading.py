@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ from logstore.records.table import (
     TRANSACTIONAL_BIT,
     BatchTable,
 )
-from logstore.segment.batches import Chunk
+from logstore.segment.batches import Chunk, begin_after, earliest_begins, ordered_batches
 from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimestampOffset
 from logstore.segment.txn_index import AbortedTransaction
@@ -151,14 +152,15 @@ def fetch(
         if first is None:  # all of it was compacted away: go on in the next segment
             continue
         limit = _end_position(view, number, segment, first)
-        size = max_bytes if not min_one_batch else max(max_bytes, first.size_bytes)
-        size = max(min(limit - first.position, size), 0)
+        budget = max(max_bytes, first.size_bytes) if min_one_batch else max_bytes
+        incomplete = 0 < budget < first.size_bytes  # for want of bytes, not of permission to see it
+        size = max(min(limit - first.position, budget), 0)
         aborted: tuple[AbortedTransaction, ...] = ()
         if committed:
             aborted = tuple(
                 aborted_transactions(view, number, offset, _upper_offset(view, number, segment, first.position + size))
             )
-        return Fetched(offset, segment.base_offset, first.position, size, segment.log, size < first.size_bytes, aborted)
+        return Fetched(offset, segment.base_offset, first.position, size, segment.log, incomplete, aborted)
     return nothing
 
 
@@ -208,7 +210,9 @@ def read_chunks(
     """
     view.check(start)
     end = view.end_offset if end is None else min(end, view.end_offset)
+    chunk_bytes = min(chunk_bytes, limits.read_buffer_bytes)
     position = start
+    after = -1  # the last offset delivered; a reader may begin inside a batch
     buffer = np.empty(0, dtype=np.uint8)
     number = view.segment_at(start)
     hidden: dict[int, list[tuple[int, int]]] = {}
@@ -228,26 +232,55 @@ def read_chunks(
                 buffer = np.empty(wanted, dtype=np.uint8)
             got = segment.log.pread_into(buffer[: min(len(buffer), segment.size_bytes - at)].data, at)
             scan = scan_batches(buffer[:got], verify_crc=verify_crc)
-            table = scan.table[: int(np.searchsorted(_begins(scan.table), stop))]
+            sound = ordered_batches(
+                scan.table,
+                after=after,
+                expected=position,
+                low=segment.base_offset,
+                high=view.segment_end(number),
+                following=partial(begin_after, segment.log, at + scan.next_position, segment.size_bytes),
+            )
+            table = scan.table[: int(np.searchsorted(earliest_begins(scan.table[:sound]), stop))]
             if not len(table):
-                if len(scan.table):
+                if sound:
                     break  # the next batch begins behind the end
-                buffer = _grown(view, segment, at, len(buffer), got, scan.code, limits)
+                if len(scan.table):
+                    raise _disordered(view, segment, at, scan.table[0], position)
+                buffer = _grown(view, segment, at, position, len(buffer), got, scan.code, limits)
                 continue
             if hidden:
                 _hide(table, hidden)
             yield Chunk(buffer, table, at, segment.log.path)
             position = int(table[-1, LAST_OFFSET]) + 1
+            after = position - 1
             at += int(table[-1, POSITION] + table[-1, SIZE])
         number += 1
+        if number == len(view.bases) and position < stop and at >= segment.size_bytes:
+            # Behind the last batch nothing was compacted away: it ends the log.
+            raise DamagedLog(
+                f"the log ends at {position}, below {end}, up to which it can be read",
+                partition=view.partition,
+                file=segment.log.path,
+                position=segment.size_bytes,
+                offset=position,
+                hint="Run `duramen recover`",
+            )
 
 
-def _begins(table: BatchTable) -> npt.NDArray[np.int64]:
-    return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+def _disordered(view: LogView, segment: LogSegment, at: int, row: npt.NDArray[np.int64], position: int) -> DamagedLog:
+    last_offset = int(row[LAST_OFFSET])
+    return DamagedLog(
+        f"a batch that ends at offset {last_offset} contradicts its neighbours or its segment",
+        partition=view.partition,
+        file=segment.log.path,
+        position=at + int(row[POSITION]),
+        offset=position,
+        hint="Run `duramen recover`",
+    )
 
 
 def _grown(
-    view: LogView, segment: LogSegment, at: int, size: int, got: int, code: int, limits: Limits
+    view: LogView, segment: LogSegment, at: int, position: int, size: int, got: int, code: int, limits: Limits
 ) -> npt.NDArray[np.uint8]:
     """A larger buffer for the batch at `at`; an error when no buffer would help."""
     header = next(segment.headers(at), None)
@@ -257,20 +290,25 @@ def _grown(
             partition=view.partition,
             file=segment.log.path,
             position=at,
+            offset=position,
             hint="Run `duramen recover`",
         )
     if header.size_bytes > limits.read_buffer_bytes:
-        raise BufferLimit(
-            f"a batch of {header.size_bytes} bytes; the read buffer may have {limits.read_buffer_bytes}",
-            partition=view.partition,
-            file=segment.log.path,
-            position=at,
-            offset=header.last_offset,
-            hint="Raise read_buffer_bytes of the reader's limits",
-        )
+        raise _too_large(view, segment, header, limits)
     while size < header.size_bytes:
         size = max(2 * size, 1 << 16)
     return np.empty(min(size, limits.read_buffer_bytes), dtype=np.uint8)
+
+
+def _too_large(view: LogView | None, segment: LogSegment, header: BatchHeader, limits: Limits) -> BufferLimit:
+    return BufferLimit(
+        f"a batch of {header.size_bytes} bytes; the read buffer may have {limits.read_buffer_bytes}",
+        partition=None if view is None else view.partition,
+        file=segment.log.path,
+        position=header.position,
+        offset=header.last_offset,
+        hint="Raise read_buffer_bytes of the reader's limits",
+    )
 
 
 def _hide(table: BatchTable, hidden: dict[int, list[tuple[int, int]]]) -> None:
@@ -354,9 +392,13 @@ def _largest_timestamp(view: LogView, limits: Limits) -> TimestampOffset | None:
 
 
 def _timestamps(segment: LogSegment, header: BatchHeader, limits: Limits) -> Iterator[tuple[int, int]]:
-    """(offset, timestamp) of the records of one batch."""
+    """(offset, timestamp) of the records of one batch. Raises CorruptBatch, BufferLimit, DecompressionLimit."""
+    if header.size_bytes > limits.read_buffer_bytes:
+        raise _too_large(None, segment, header, limits)
     data = np.frombuffer(segment.log.pread(header.size_bytes, header.position), dtype=np.uint8)
     scan = scan_batches(data)
+    if not len(scan.table):
+        raise scan.error(file=segment.log.path, base_position=header.position)
     decoder = Decoder(limits=limits, headers=False, control=True)
     for columns in decoder.columns(data, scan.table, file=segment.log.path, base_position=header.position):
         yield from zip(columns.offsets.tolist(), columns.timestamps_ms.tolist(), strict=True)

@@ -12,15 +12,25 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from crc32c import crc32c
 
 from logstore.clock import Clock
 from logstore.config import LogConfig
-from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint, CorruptIndex, DuramenError, OffsetOverflow
+from logstore.errors import (
+    BufferLimit,
+    CorruptBatch,
+    CorruptCheckpoint,
+    CorruptIndex,
+    DecompressionLimit,
+    DuramenError,
+    OffsetOverflow,
+    UnsupportedFormat,
+)
 from logstore.files import FileSystem, make_directory
-from logstore.limits import RELATIVE_OFFSET_MAX, Limits
+from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
@@ -28,8 +38,18 @@ from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.state import SegmentEntry
 from logstore.partition.swap import replace_segments
 from logstore.records.header import read_header
-from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSITION, SIZE, BatchTable
-from logstore.segment.batches import Chunk
+from logstore.records.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    CONTROL_BIT,
+    LAST_OFFSET,
+    LEADER_EPOCH,
+    MAGIC,
+    POSITION,
+    SIZE,
+    BatchTable,
+)
+from logstore.segment.batches import Chunk, begin_after, begin_offsets, ordered_batches
 from logstore.segment.names import (
     LEADER_EPOCH_CHECKPOINT,
     SEGMENT_KINDS,
@@ -46,6 +66,8 @@ from logstore.topic import TopicPartition
 QUARANTINE = "quarantine"
 _BLOCK_BYTES = 1 << 20
 _CRC_FROM = 21  # of a v2 batch: everything behind the checksum itself
+#: what opening a batch with a sound checksum may still show
+_MALFORMED = (CorruptBatch, DecompressionLimit, UnsupportedFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +156,8 @@ class Loader:
         self._repair_overflow(self._open_segments)
         epochs, epochs_lost = self._load_epochs()
         producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
+        if self._clean:
+            self._doubt()
         if not self._clean:
             self._repair_overflow(lambda: self._recover(epochs, producers))
         if self._segments:
@@ -156,6 +180,24 @@ class Loader:
         producers.take_snapshot()
         recovery_point = end if self._clean else min(self._recovery_point, end)
         return Loaded(self._segments, self._log_start, end, recovery_point, epochs, producers, self.report)
+
+    def _doubt(self) -> None:
+        """Take a stop for unclean after all where a segment is shorter than it was, or the last one ends in a batch."""
+        for at, segment in enumerate(self._segments):
+            reason = ""
+            if segment.size_bytes < self._listed.get(segment.base_offset, 0):
+                reason = f"{self._listed[segment.base_offset] - segment.size_bytes} bytes are missing"
+            elif at + 1 == len(self._segments):
+                try:
+                    if segment.tail()[1] != segment.size_bytes:
+                        reason = "it does not end with a whole batch"
+                except CorruptBatch as error:
+                    reason = str(error)
+            if reason:
+                self.report.notes.append(f"checked from {segment.path(FileKind.LOG)} on: {reason}")
+                self._clean = self.report.clean = False
+                self._recovery_point = max(segment.base_offset, self._log_start)
+                return
 
     # --- interrupted replacements -----------------------------------------------------------------------------------
 
@@ -276,7 +318,7 @@ class Loader:
             for chunk in segment.chunks():
                 segment.index_batches(chunk)
                 self._apply_producers(producers, segment, chunk)
-        except (CorruptBatch, BufferLimit) as error:
+        except (BufferLimit, *_MALFORMED) as error:
             self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
         segment.seal()
         segment.flush()  # no recovery point will have this done
@@ -329,6 +371,8 @@ class Loader:
         self, segment: LogSegment, at: int, epochs: LeaderEpochs, producers: ProducerStateManager
     ) -> bool:
         """Scan one segment and rebuild its indexes; True when bytes were cut or are missing: the log ends here."""
+        producers.update_map_end_offset(segment.base_offset)  # behind a gap the last segment ended lower
+        producers.take_snapshot()
         segment.reset_indexes()
         self.report.segments_scanned += 1
         upper = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
@@ -337,10 +381,19 @@ class Loader:
         reason = ""
         try:
             for chunk in segment.chunks():
-                sound, reason = _in_order(chunk.table, last_offset, segment.base_offset, upper)
+                sound, reason = _in_order(segment, chunk, last_offset, upper)
+                sound, reason = self._well_formed(chunk, sound, reason)
                 good = Chunk(chunk.data, chunk.table[:sound], chunk.position, chunk.file)
                 if sound:
-                    segment.index_batches(good)
+                    try:
+                        segment.index_batches(good)
+                    except OffsetOverflow as error:
+                        if error.position is None or _is_whole(segment, upper):
+                            raise  # old releases left such segments; it is split
+                        ends = good.position + good.table[:, POSITION] + good.table[:, SIZE]
+                        good = Chunk(good.data, good.table[ends <= error.position], good.position, good.file)
+                        reason = error.what
+                if len(good.table):
                     self._apply_producers(producers, segment, good)
                     self._note_epochs(epochs, good.table)
                     last_offset = int(good.table[-1, LAST_OFFSET])
@@ -362,6 +415,17 @@ class Loader:
         segment.seal()
         producers.take_snapshot()
         return bool(cut or missing)
+
+    def _well_formed(self, chunk: Chunk, sound: int, reason: str) -> tuple[int, str]:
+        """The same with control batches opened: what no producer state can be made of is damage, too."""
+        table = chunk.table[:sound]
+        for row in np.nonzero((table[:, MAGIC] == 2) & (table[:, ATTRIBUTES] & CONTROL_BIT != 0))[0].tolist():
+            try:
+                for _ in producer_entries(chunk.data, table[row : row + 1], self._limits):
+                    pass
+            except _MALFORMED as error:
+                return row, error.what
+        return sound, reason
 
     def _missing_behind(self, at: int, size_bytes: int, next_offset: int) -> str:
         """Why the segment behind this one does not continue it; '' when it does, or there is none.
@@ -484,7 +548,7 @@ class Loader:
                 continue
             try:
                 self._replay(producers, segment, start, end_offset)
-            except CorruptBatch as error:  # below the recovery point, which is a reader's to find
+            except _MALFORMED as error:  # below the recovery point, which is a reader's to find
                 self.report.notes.append(f"producer state is incomplete: {error}")
         producers.update_map_end_offset(end_offset)
 
@@ -572,19 +636,35 @@ class Loader:
         )
 
 
-def _in_order(table: BatchTable, last_offset: int, base_offset: int, upper: int | None) -> tuple[int, str]:
+def _in_order(segment: LogSegment, chunk: Chunk, last_offset: int, upper: int | None) -> tuple[int, str]:
     """How many leading batches continue the log, and what is wrong with the next one ('' when nothing is)."""
-    bases = table[:, BASE_OFFSET]
-    lasts = table[:, LAST_OFFSET]
-    previous = np.concatenate(([last_offset], lasts[:-1]))
-    begins = np.where(bases >= 0, bases, lasts)  # only opening a legacy set would tell where it begins
-    wrong = (begins <= previous) | (begins < base_offset)
-    if upper is not None:
-        wrong |= lasts >= upper
-    bad = np.nonzero(wrong)[0]
-    if not len(bad):
-        return len(table), ""
-    return int(bad[0]), f"offsets {int(begins[bad[0]])} to {int(lasts[bad[0]])} do not follow {int(previous[bad[0]])}"
+    table = chunk.table
+    end = chunk.position + int(table[-1, POSITION] + table[-1, SIZE])
+    sound = ordered_batches(
+        table,
+        after=last_offset,
+        expected=last_offset + 1,
+        low=segment.base_offset,
+        high=INT64_MAX if upper is None else upper,
+        following=partial(begin_after, segment.log, end, segment.log.size()),
+    )
+    if sound == len(table):
+        return sound, ""
+    begin, last = int(begin_offsets(table)[sound]), int(table[sound, LAST_OFFSET])
+    return sound, f"offsets {begin} to {last} contradict the segment or the batches around them"
+
+
+def _is_whole(segment: LogSegment, upper: int | None) -> bool:
+    """Whether every batch of the segment is sound and in order."""
+    last_offset = segment.base_offset - 1
+    try:
+        for chunk in segment.chunks():
+            if _in_order(segment, chunk, last_offset, upper)[1]:
+                return False
+            last_offset = int(chunk.table[-1, LAST_OFFSET])
+    except (CorruptBatch, BufferLimit):
+        return False
+    return True
 
 
 def _is_sound(segment: LogSegment, position: int) -> bool:

@@ -76,10 +76,17 @@ class Decoder:
         max_offset: int = INT64_MAX,
         file: str | None = None,
         base_position: int = 0,
+        after: int | None = None,
     ) -> Iterator[DecodedColumns]:
-        """Records with min_offset <= offset < max_offset; raises CorruptBatch, DecompressionLimit."""
+        """Records with min_offset <= offset < max_offset; raises CorruptBatch, DecompressionLimit.
+
+        With `after`, the last offset in front of the first batch, legacy batches must not overlap: only opening one
+        tells where it begins.
+        """
         table[:, SKIP] |= (table[:, LAST_OFFSET] < min_offset) | (table[:, BASE_OFFSET] >= max_offset)
         for first, last in self.opened(data, table, file=file, base_position=base_position):
+            if after is not None:
+                _check_legacy_order(table, first, last, after, file, base_position)
             yield self.decode(table, first, last, min_offset, max_offset, file, base_position)
 
     def opened(
@@ -331,6 +338,20 @@ def _header_outputs(payload: int, block: npt.NDArray[np.int64]) -> tuple[_Output
         slots.D_HEADER_VALUE_VALID,
     )
     return names, values
+
+
+def _check_legacy_order(
+    table: BatchTable, first: int, last: int, after: int, file: str | None, base_position: int
+) -> None:
+    for i in first + np.nonzero((table[first:last, MAGIC] < 2) & (table[first:last, SKIP] == 0))[0]:
+        previous = int(table[i - 1, LAST_OFFSET]) if i else after
+        if int(table[i, BASE_OFFSET]) <= previous:
+            raise CorruptBatch(
+                f"messages from offset {int(table[i, BASE_OFFSET])} on do not follow offset {previous}",
+                file=file,
+                position=base_position + int(table[i, POSITION]),
+                offset=int(table[i, LAST_OFFSET]),
+            )
 
 
 def upconvert(legacy: LegacyBatch, *, codec_id: int = 0) -> bytes:

@@ -674,7 +674,7 @@ def _encode_plain(block, i, rows, batch, limit):
         value_length = load64_le(value_offsets + row + 8) - value
         if timestamps != 0:
             timestamp = load64_le(timestamps + row)
-        ts_bits = _zigzag(timestamp - base_ts)
+        ts_bits = _zigzag(sub_wrapping(timestamp, base_ts))
         if shift_right(key_length | value_length, 12) != 0 or shift_right(ts_bits, 21) != 0 or count >= 0x2000:
             break
         body = 6 + key_length + value_length  # attributes, and a byte each of five varints
@@ -745,6 +745,7 @@ def encode(block):
     delete_horizon = _slot(block, E_DELETE_HORIZON)
 
     plain = key_valid == 0 and value_valid == 0 and timestamp_valid == 0 and header_list == 0 and offset_deltas == 0
+    plain = plain and attributes & DELETE_HORIZON_BIT == 0
 
     i = _slot(block, E_ROW)
     batch = _slot(block, E_OUT)
@@ -1063,9 +1064,7 @@ def fill(typing_context, target, byte, size):
 
 
 @njit(nogil=True, error_model="numpy")
-def _decode_plain(
-    address, end, count, base_offset, last_delta, base_ts, n, columns, key_end, value_end
-):
+def _decode_plain(address, end, count, base_offset, last_delta, base_ts, n, columns, key_end, value_end):
     """The records of a batch up to the first that is not plain: (how many, next address, key end, value end).
 
     Plain: key and value are there and below 8 KiB, no headers, nothing wrong. This is nearly every record, and what
@@ -1147,7 +1146,7 @@ def _decode_plain(
         previous = delta
         address = record_end
         store64_le(offsets + n * 8, base_offset + delta)
-        store64_le(timestamps + n * 8, base_ts + ((ts_delta >> 1) ^ -(ts_delta & 1)))
+        store64_le(timestamps + n * 8, add_wrapping(base_ts, (ts_delta >> 1) ^ -(ts_delta & 1)))
         copy(key_data + key_end, key, key_length)
         key_end += key_length
         store32_le(key_offsets + n * 4, key_end)
@@ -1796,11 +1795,14 @@ def map_keep(table, first, last, block):
         address = _slot(row, PAYLOAD_ADDRESS)
         end = address + _slot(row, PAYLOAD_SIZE)
         base_offset = _slot(row, BASE_OFFSET)
+        last_delta = _slot(row, LAST_OFFSET) - base_offset
+        previous = -1
         for _ in range(_slot(row, COUNT)):
             address, _ts, delta, key, key_length, _value, value_length, _headers, _n = _parse_record(address, end)
-            if address == 0:
+            if address == 0 or delta <= previous or delta > last_delta:
                 _set_slot(block, M_BATCH, b)
                 return BAD_RECORD
+            previous = delta
             offset = base_offset + delta
             kept = 0
             if key_length >= 0 and min_offset <= offset < max_offset and (value_length >= 0 or tombstones):

@@ -20,6 +20,7 @@ import os
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 _SOURCES = ("kernels.py", "codes.py", "slots.py", "table.py", "native.py")
 _IMAGES_MAX = 8  # kept in a folder: one home may serve processors of several kinds, and releases side by side
 _MAGIC = b"duramen-kernels-1\n"
+_LOADING = threading.Lock()
 
 
 class Kernels:
@@ -57,19 +59,18 @@ class Kernels:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine()
-        # The engine owns the code: it must live as long as any function taken from it.
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         for data in objects:
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-        self._engine.finalize_object()
+            engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        engine.finalize_object()
         for name, (symbol, parameters) in functions.items():
-            address = self._engine.get_function_address(symbol)
+            address = engine.get_function_address(symbol)
             if not address:
                 raise RuntimeError(f"kernel {name} is missing from the compiled object")
-            setattr(self, name, _callable(name, address, parameters))
+            setattr(self, name, _callable(name, address, parameters, engine))
 
 
-def _callable(name: str, address: int, parameters: int) -> Callable[..., int]:
+def _callable(name: str, address: int, parameters: int, engine: object) -> Callable[..., int]:
     # numba's calling convention: int32 status (int64 *result, void **exception, int64...)
     prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * parameters)
     native = prototype(address)
@@ -84,6 +85,8 @@ def _callable(name: str, address: int, parameters: int) -> Callable[..., int]:
         return result.value
 
     call.__name__ = name
+    # The engine owns the code: it must live as long as any function taken from it, even where the `Kernels` does not.
+    call.__dict__["engine"] = engine
     return call
 
 
@@ -91,15 +94,16 @@ def _callable(name: str, address: int, parameters: int) -> Callable[..., int]:
 def kernels() -> Kernels:
     """The kernels of this process: from the cache, or compiled now and cached for the next."""
     name = f"kernels-{_fingerprint()}.bin"
-    for folder in _cache_folders():
-        try:
-            return Kernels((folder / name).read_bytes())
-        except (OSError, ValueError):
-            continue  # absent, or damaged: made anew below
-    image = compile_image()
-    for folder in _cache_folders():
-        if _store(folder, name, image):
-            break
+    with _LOADING:  # threads that come at once wait for the first one's image
+        for folder in _cache_folders():
+            try:
+                return Kernels((folder / name).read_bytes())
+            except (OSError, ValueError):
+                continue  # absent, or damaged: made anew below
+        image = compile_image()
+        for folder in _cache_folders():
+            if _store(folder, name, image):
+                break
     return Kernels(image)
 
 

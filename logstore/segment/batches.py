@@ -36,7 +36,7 @@ def read_batches(
     Raises CorruptBatch at damage (a batch cut off at the end is damage too), BufferLimit when one batch is larger than
     the limits' read buffer.
     """
-    buffer = np.empty(min(chunk_bytes, max(end - position, 1)), dtype=np.uint8)
+    buffer = np.empty(min(chunk_bytes, limits.read_buffer_bytes, max(end - position, 1)), dtype=np.uint8)
     while position < end:
         got = file.pread_into(buffer[: min(len(buffer), end - position)].data, position)
         if got == 0:
@@ -75,6 +75,12 @@ def _larger(file: File, position: int, end: int, size: int, limits: Limits) -> n
 def begin_offsets(table: BatchTable) -> npt.NDArray[np.int64]:
     """First offsets as far as the headers tell; a legacy one tells its last only."""
     return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+
+
+def earliest_begins(table: BatchTable) -> npt.NDArray[np.int64]:
+    """The least each first offset can be: a legacy set may begin right behind the batch before it."""
+    behind = np.concatenate(([0], table[:-1, LAST_OFFSET] + 1)) if len(table) else table[:, LAST_OFFSET]
+    return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], behind)
 
 
 def begin_after(file: File, position: int, end: int) -> int | None:

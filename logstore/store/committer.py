@@ -150,6 +150,9 @@ class Committer:
                 return Committed(staging.plan_id, replayed=True)
             began = time.monotonic()
             ends = {topic_id: self.settle(topic) for topic_id, topic in topics.items()}
+            for topic_id in {topic_id for file in files for topic_id in file.placed}:
+                if topics[topic_id].keyed:  # before the commit: a restore must never trust what no longer holds
+                    self.store.registry.replace(replace(topics[topic_id], keyed=False))
             plan = self._plan(staging, files, topics, ends)
             self._check_room(plan)
             write_plan(self._fs, staging.folder, plan)
@@ -309,7 +312,7 @@ class Committer:
         first damage on. Raises DamagedLog when even that does not bring the log to its committed end.
         """
         ends = self._repaired(topic, self.store.ends(topic))
-        if self.ledger.sequence(topic.id) <= ends.applied_sequence:
+        if self.ledger.sequence(topic.id) == ends.applied_sequence:
             return ends
         for row in self.ledger.commits_after(topic.id, ends.applied_sequence):
             ends = self._finish(topic, ends, row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ class Topic:
     #: counts alterations: whoever encodes by a config can tell whether it still holds
     config_version: int
     created_ms: int
+    #: every record was placed by its key, with this number of partitions: a key lives in one partition only
+    keyed: bool = False
 
     def partition_list(self) -> list[TopicPartition]:
         return [TopicPartition(self.name, number) for number in range(self.partitions)]
@@ -94,7 +97,8 @@ class TopicRegistry:
 
     def create(self, topic: Topic) -> None:
         """Make the topic exist, durably. Raises TopicExists."""
-        draft = os.path.join(self._layout.topics, topic.id + ".new")
+        # A name of its own: an import that died may have left one for the same id.
+        draft = os.path.join(self._layout.topics, f"{topic.id}-{uuid.uuid4().hex}.new")
         file = self._fs.open(draft, create=True, exclusive=True)
         try:
             file.pwrite(seal(_document(topic), version=VERSION), 0)
@@ -132,6 +136,7 @@ def _document(topic: Topic) -> dict[str, object]:
         "configs": dict(topic.configs),
         "config_version": topic.config_version,
         "created_ms": topic.created_ms,
+        "keyed": topic.keyed,
     }
 
 
@@ -161,4 +166,5 @@ def _topic(name: str, document: Mapping[str, object], path: str) -> Topic:
         configs=checked,
         config_version=whole_number(document, "config_version", file=path),
         created_ms=whole_number(document, "created_ms", file=path),
+        keyed=document.get("keyed") is True,
     )

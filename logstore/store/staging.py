@@ -73,6 +73,8 @@ class StagedFile:
     counts: tuple[PartitionCount, ...]
     host: str
     encode_ms: int = 0
+    #: topics in which some rows went where a `partition` column said, not where their key belongs
+    placed: tuple[str, ...] = ()
 
     @property
     def records(self) -> int:
@@ -94,6 +96,7 @@ class StagedWriter:
         self._pieces: list[tuple[str, int, int, int, int]] = []  # topic id, partition, position, size, records
         self._encoders: dict[str, Encoder] = {}
         self._sticky = uuid.uuid4().int
+        self._placed: set[str] = set()
 
     def write(self, target: TopicTarget, rows: pa.RecordBatch, partitions: pa.Array | None = None) -> None:
         """Encode rows of one topic: columns key, value, timestamp?, headers?; `partitions` wins over the key's hash.
@@ -106,6 +109,8 @@ class StagedWriter:
         # Rows without key keep to one partition for a while, as Kafka's producers do, so that batches fill.
         self._sticky += 1
         given, valid_address, valid_bit = _given(partitions)
+        if given is not None:
+            self._placed.add(target.id)
         routed = route(
             columns.keys,
             columns.count,
@@ -162,7 +167,7 @@ class StagedWriter:
             total[0] += records
             total[1] += size
         counts = tuple(PartitionCount(*key, *total) for key, total in sorted(totals.items()))
-        return StagedFile(self.name, counts, socket.gethostname(), encode_ms)
+        return StagedFile(self.name, counts, socket.gethostname(), encode_ms, tuple(sorted(self._placed)))
 
     def abandon(self) -> None:
         self._file.close()

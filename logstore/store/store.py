@@ -156,6 +156,7 @@ class LogStore:
             configs=spelled(configs or {}),
             config_version=1,
             created_ms=self.clock.now_ms(),
+            keyed=True,
         )
         if self.fs.exists(self.layout.topic(name)):
             raise TopicExists(f"there is a topic {name} already")
@@ -193,6 +194,8 @@ class LogStore:
                 configs=spelled(wanted),
                 partitions=partitions or topic.partitions,
                 config_version=topic.config_version + 1,
+                # With more partitions, keys move; what was written before stays where it is.
+                keyed=topic.keyed and partitions in (None, topic.partitions),
             )
             if not dry_run:
                 self.registry.replace(altered)

@@ -96,6 +96,7 @@ def compacted(kafka: Kafka, rng: random.Random) -> Operations:
             fields["delete_horizon_ms"] = NOW_MS + 10**6
         elif at % 5 == 1:
             fields = {"base_offset": offset, "producer_id": 4, "producer_epoch": 0, "leader_epoch": at // 25}
+            fields["transactional"] = True
             fields["marker"] = {"type": rng.choice(("commit", "abort")), "timestamp_ms": NOW_MS}
             records, last = [], offset
         batches.append(batch(records, codec="none" if not records else rng.choice(CODECS), **fields))
@@ -110,7 +111,7 @@ def control_records(kafka: Kafka, rng: random.Random) -> Operations:
     for at in range(20):
         ops.append(Op.append_records(for_kafka(random_records(rng, NOW_MS + at)), at // 5))
         if at % 4 == 0:
-            ops.append(Op.append_records(change, at // 5, control=True, origin="raft_leader"))
+            ops.append(Op.append_records(change, at // 5, control=True, origin="coordinator"))
     return ops
 
 

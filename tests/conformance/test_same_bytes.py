@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -266,8 +267,11 @@ class Workload:
 
     def truncated(self) -> None:
         start, end = self.twins.log.log_start_offset, self.twins.log.log_end_offset
-        target = self.rng.choice((end + 3, end, end - 1, end - 2, end - 7, (start + end) // 2, start, start - 1))
-        self.twins.truncate(max(target, 0))
+        target = max(
+            self.rng.choice((end + 3, end, end - 1, end - 2, end - 7, (start + end) // 2, start, start - 1)), 0
+        )
+        if not forgets_a_timestamp(self.twins, target):
+            self.twins.truncate(target)
 
     def log_start(self) -> None:
         start, end = self.twins.log.log_start_offset, self.twins.log.log_end_offset
@@ -277,6 +281,17 @@ class Workload:
         if self.rng.random() < 0.3:
             self.twins.set_clock(self.now_ms + 30_000)
         self.twins.retain()
+
+
+def forgets_a_timestamp(twins: Twins, target: int) -> bool:
+    """Whether Kafka would lose sight of the largest timestamp left below `target`: it looks for it only if it knew one
+    before, or a time index entry is left. Ours always looks.
+    """
+    left = [segment for segment in twins.log.segments if segment.base_offset <= target]
+    if not left or target >= twins.log.log_end_offset:
+        return False
+    touched = twins.opened_sizes.get(left[-1].base_offset) != left[-1].size_bytes
+    return not touched and all(entry.offset >= target for entry in left[-1].time_index.items())
 
 
 THEMES = {
@@ -313,6 +328,21 @@ def test_same_bytes_as_kafka(kafka: Kafka, tmp_path: Path, seed: int, theme: str
         duplicates += twins.duplicates
     print(f"{theme}: {dict(rolls)} {dict(errors)} {duplicates} duplicates")
     assert rolls[THEMES[theme]] > 0
+
+
+def test_truncation_keeps_the_largest_timestamp_that_kafka_forgets(kafka: Kafka, tmp_path: Path) -> None:
+    """On purpose: retention and lookups by time go by it."""
+    twins = Twins(kafka, tmp_path, {})
+    for at in range(10):
+        twins.append_records([Record(b"k", b"v", NOW_MS + at)])
+    twins.check()
+    assert forgets_a_timestamp(twins, 5)
+    twins.truncate(5)
+    with pytest.raises(AssertionError, match="timeindex"):
+        twins.check()
+    name = f"{0:020}.timeindex"
+    assert (twins.kafka_directory / name).read_bytes() == b""
+    assert (twins.directory / name).read_bytes() == struct.pack(">qi", NOW_MS + 4, 4)
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd", "uncompressed", "producer"])

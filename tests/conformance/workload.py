@@ -199,6 +199,7 @@ class Twins:
         )
         self.log.rolls = self.rolls
         self._log_start_offset = self.log.log_start_offset
+        self.opened_sizes = {segment.base_offset: segment.size_bytes for segment in self.log.segments}
 
     # ----- operations
 

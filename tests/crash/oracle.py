@@ -71,7 +71,9 @@ class Model:
             assert self.log_start <= log.log_start_offset <= self.log_end
             model = replace(model, log_start=log.log_start_offset)
         elif operation.kind == "reopen":
-            model = replace(model, log_end=max(self.content_end, self.log_start))
+            # Where a truncation in a batch left the end above the last record, only a segment begun there remembers it.
+            assert log.log_end_offset in (self.log_end, max(self.content_end, self.log_start))
+            model = replace(model, log_end=log.log_end_offset)
         assert (log.log_start_offset, log.log_end_offset) == (model.log_start, model.log_end), operation
         assert log.recovery_point <= log.log_end_offset
         return replace(model, flushed=log.recovery_point)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from logstore.clock import Clock
 from logstore.config import LogConfig
-from logstore.files import FileSystem, read_whole, replace_file
+from logstore.files import File, FileSystem, OsFile, OsFileSystem, read_whole, replace_file
 from logstore.partition.log import PartitionLog
 from logstore.records.arrow import HEADERS_TYPE
 from logstore.records.columns import columns_of
@@ -28,6 +28,22 @@ PARTITION = TopicPartition("orders", 0)
 PRODUCER_IDS = (11, 12, 13)
 #: no operation appends more records than this
 RECORDS_MAX = 8
+
+
+class _UnsyncedFile(OsFile):
+    def fsync(self) -> None:
+        pass
+
+
+class UnsyncedFiles(OsFileSystem):
+    """The operating system's files without waiting for the disk: a killed process cannot tell the difference."""
+
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        file = super().open(path, writable=writable, create=create, exclusive=exclusive)
+        return _UnsyncedFile(os.dup(file.fileno()), path)
+
+    def fsync_dir(self, path: str) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +252,10 @@ class Writer:
             )
         elif operation.kind == "columns":
             log.append_columns(
-                _table(records_of(operation)), codec_id=operation.codec_id, leader_epoch=operation.leader_epoch
+                _table(records_of(operation)),
+                codec_id=operation.codec_id,
+                batch_bytes=300,
+                leader_epoch=operation.leader_epoch,
             )
         elif operation.kind == "batch":
             log.append_batches(batch_of(operation), leader_epoch=operation.leader_epoch)

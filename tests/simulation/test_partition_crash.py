@@ -53,6 +53,8 @@ class Machine:
         self.under_way: Operation | None = None
         #: what the log must be compared with once it is open again, and the operation the cut came in
         self.pending: tuple[Bounds, Operation | None] | None = None
+        #: the same should the power fail before it is
+        self.pending_cut: tuple[Bounds, Operation | None] | None = None
         self.writer: Writer | None = None
 
     @property
@@ -68,7 +70,7 @@ class Machine:
             check_quarantine(found, self.fs, PLACE, self.log)
             model = check(self.log, self.model, *self.pending)
             check_files(self.fs, PLACE, self.log)
-            self.model, self.pending = model, None
+            self.model, self.pending, self.pending_cut = model, None, None
         self.model = replace(self.model, flushed=self.log.recovery_point)
 
     def do(self, operation: Operation) -> None:
@@ -103,13 +105,15 @@ class Machine:
         after = Machine(self.settings, self.fs.kill() if rng is None else self.fs.crash(rng))
         after.clock = self.clock
         after.model = self.model
-        after.pending = self.pending
         if self.pending is None:
-            end = INT64_MAX if rng is None else self.durable_end()
-            after.pending = (
-                bounds(self.model, self.under_way, durable_end=end, now_ms=self.clock.now_ms()),
-                self.under_way,
-            )
+            now_ms = self.clock.now_ms()
+            cut = bounds(self.model, self.under_way, durable_end=self.durable_end(), now_ms=now_ms)
+            killed = bounds(self.model, self.under_way, durable_end=INT64_MAX, now_ms=now_ms)
+            after.pending_cut = (cut, self.under_way)
+            after.pending = after.pending_cut if rng else (killed, self.under_way)
+        else:
+            after.pending_cut = self.pending_cut
+            after.pending = self.pending_cut if rng else self.pending
         return after
 
     def records(self) -> list[Record]:

@@ -60,11 +60,13 @@ def encode_block(given: twins.Rows, place: Place, *, shift: int, prefix: bytes, 
     keep: list[Any] = [keys, values]
     if given.timestamps is not None:
         times = place(np.array([-(1 << 63) if t is None else t for t in given.timestamps], np.int64), np.int64)
-        valid = place(bitmap([t is not None for t in given.timestamps], shift))
         block[slots.E_TIMESTAMPS] = address_of(times)
-        block[slots.E_TIMESTAMP_VALID] = address_of(valid)
-        block[slots.E_TIMESTAMP_VALID_AT] = shift
-        keep += [times, valid]
+        keep.append(times)
+        if None in given.timestamps:
+            valid = place(bitmap([t is not None for t in given.timestamps], shift))
+            block[slots.E_TIMESTAMP_VALID] = address_of(valid)
+            block[slots.E_TIMESTAMP_VALID_AT] = shift
+            keep.append(valid)
     if given.headers is not None:
         # A null list hides one entry, which must not be written.
         shown = [[(b"hidden", b"hidden")] if entry is None else entry for entry in given.headers]

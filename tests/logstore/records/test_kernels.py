@@ -7,6 +7,7 @@ traceback. The twins are in `twins`, the memory in `guarded`.
 from __future__ import annotations
 
 import signal
+import struct
 import subprocess
 import sys
 from dataclasses import fields
@@ -82,6 +83,42 @@ def test_crc32c_of_the_published_check_string(name: str) -> None:
 # --- encode -----------------------------------------------------------------------------------------------------------
 
 
+#: lengths at which a varint, or the way a byte string is copied, changes
+edges = st.sampled_from([0, 1, 3, 4, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 127, 511, 512, 513, 4095, 4096, 8191, 8192])
+plain_strings = st.tuples(edges | st.integers(0, 100), st.integers(0, 255)).map(
+    lambda c: bytes((c[1] + i) % 256 for i in range(c[0]))
+)
+#: distances of timestamps at which a varint changes
+steps = st.sampled_from(
+    [sign * (1 << power) + more for power in (0, 6, 13, 20, 27, 34, 40) for sign in (1, -1) for more in (-1, 0, 1)]
+)
+
+
+@st.composite
+def plain_columns(draw: st.DrawFn) -> twins.Rows:
+    """Rows without nulls, headers and offsets of their own: nearly all there are, so kernels have a short way for them.
+
+    One row in a few may leave that way again, by its size or its time.
+    """
+    count = draw(st.integers(1, 8))
+    start = draw(st.sampled_from([-1, 0, 1 << 40, 1 << 41]))
+    rows = twins.Rows(
+        keys=draw(st.lists(plain_strings, min_size=count, max_size=count)),
+        values=draw(st.lists(plain_strings, min_size=count, max_size=count)),
+        timestamps=draw(
+            st.none() | st.lists(steps.map(lambda step: max(start + step, -1)), min_size=count, max_size=count)
+        ),
+        selection=draw(st.none() | st.lists(st.integers(0, count - 1), max_size=12)),
+        default_timestamp=draw(times),
+        batch_bytes=draw(st.sampled_from([0, 300, 5000, INT32_MAX])),
+        batch_records=draw(st.sampled_from([1, 3, INT32_MAX])),
+        attributes=draw(st.sampled_from([0, 0, 0, 0x40, 4])),
+        delete_horizon=draw(times | int64s),
+    )
+    rows.out_capacity = max(len(twins.encode(rows).data) - draw(st.integers(-9, 3)), 0)
+    return rows
+
+
 @st.composite
 def encoder_rows(draw: st.DrawFn) -> twins.Rows:
     count = draw(st.integers(0, 12))
@@ -117,8 +154,9 @@ def encoder_rows(draw: st.DrawFn) -> twins.Rows:
     return rows
 
 
+@settings(max_examples=400)
 @given(
-    rows=encoder_rows(),
+    rows=encoder_rows() | plain_columns(),
     place=places,
     shift=st.integers(0, 17),
     prefix=st.binary(max_size=3),
@@ -146,6 +184,28 @@ def test_encode_wraps_the_distance_of_two_timestamps_as_java_does(timestamps: li
     block, keep = columnar.encode_block(rows, guarded.at_end, shift=0, prefix=b"", hidden=b"")
     assert kernels().encode(address_of(block)) == codes.OK
     assert keep[-2][: block[slots.E_OUT_SIZE]].tobytes() == twins.encode(rows).data
+
+
+def test_encode_of_more_records_than_a_short_offset_delta_can_count() -> None:
+    count = 20_000
+    rows = twins.Rows(
+        keys=[b"%d" % i for i in range(count)],
+        values=[b""] * count,
+        timestamps=[1000 + 7 * i for i in range(count)],
+        batch_bytes=INT32_MAX,
+    )
+    block, keep = columnar.encode_block(rows, guarded.at_end, shift=0, prefix=b"", hidden=b"")
+    assert kernels().encode(address_of(block)) == codes.OK
+    assert keep[-2][: block[slots.E_OUT_SIZE]].tobytes() == b"".join(
+        [
+            wire.batch(
+                b"".join(wire.record(b"%d" % i, b"", timestamp_delta=7 * i, offset_delta=i) for i in range(count)),
+                count=count,
+                base_timestamp=1000,
+                max_timestamp=1000 + 7 * (count - 1),
+            )
+        ]
+    )
 
 
 @given(payload=st.binary(max_size=300), head=st.binary(min_size=61, max_size=61), place=places)
@@ -224,10 +284,29 @@ def mutated(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 @st.composite
+def plain_records(draw: st.DrawFn) -> tuple[bytes, int]:
+    """Records with key and value and without headers, for which kernels have a short way."""
+    steps_ = draw(
+        st.lists(st.tuples(plain_strings, plain_strings, steps, st.sampled_from([1, 1, 1, 60, 9000])), max_size=5)
+    )
+    delta = -1
+    out = b""
+    for key, value, step, gap in steps_:
+        delta += gap
+        out += wire.record(key, value, timestamp_delta=step, offset_delta=delta)
+    return out, len(steps_)
+
+
+@st.composite
 def payloads_of_records(draw: st.DrawFn) -> tuple[bytes, int]:
     """(bytes, how many records they are meant to be)."""
     count = draw(st.integers(0, 6))
-    match draw(st.sampled_from(["sound", "mutated", "hostile", "noise"])):
+    match draw(st.sampled_from(["sound", "mutated", "hostile", "noise", "plain", "plain mutated"])):
+        case "plain":
+            return draw(plain_records())
+        case "plain mutated":
+            payload, count = draw(plain_records())
+            return draw(mutated(payload)), count
         case "sound":
             return sound_records(count, draw(st.lists(headers, max_size=3))), count
         case "mutated":
@@ -249,7 +328,11 @@ def batches_in_memory(draw: st.DrawFn) -> tuple[list[twins.Row], list[bytes]]:
     for i in range(honest + draw(st.integers(0 if honest else 1, 1))):
         count = draw(st.integers(1, 5))
         payload = sound_records(count, draw(st.lists(headers, max_size=3)))
-        delta, base = count - 1, draw(st.sampled_from([0, 5, 1000, INT64_MAX - count]))
+        delta = count - 1
+        if draw(st.booleans()):
+            payload, count = draw(plain_records())
+            delta = 50_000
+        base = draw(st.sampled_from([0, 5, 1000, INT64_MAX - 1 - delta]))
         if i >= honest:
             payload, count = draw(payloads_of_records())
             delta = max(count - 1, 0)
@@ -366,6 +449,7 @@ def in_memory(rows: list[twins.Row], payloads: list[bytes], place: Place) -> tup
     min_offset=st.sampled_from([0, 0, 2, 6, 1002, INT64_MAX]),
     max_offset=st.sampled_from([INT64_MAX, INT64_MAX, 3, 1001, 0]),
     first=st.sampled_from([0, 0, 0, 1, 4]),
+    flags=st.none() | st.lists(st.integers(0, 1), min_size=1, max_size=20),
 )
 def test_decode_is_its_twins(
     batches: tuple[list[twins.Row], list[bytes]],
@@ -374,6 +458,7 @@ def test_decode_is_its_twins(
     min_offset: int,
     max_offset: int,
     first: int,
+    flags: list[int] | None,
 ) -> None:
     rows, payloads = batches
     first = min(first, len(rows))
@@ -382,12 +467,21 @@ def test_decode_is_its_twins(
     # No payload holds more than this, however many records its batch claims to have.
     records = sum(min(row[table.COUNT], row[table.PAYLOAD_SIZE] // 7) for row in live)
     capacity = payload_bytes // 2 if room is None else room
+    keep = None if flags is None else place(bytes(flags[i % len(flags)] for i in range(records)))
     expected = twins.decode(
-        rows, payloads, first, len(rows), min_offset=min_offset, max_offset=max_offset, header_capacity=capacity
+        rows,
+        payloads,
+        first,
+        len(rows),
+        min_offset=min_offset,
+        max_offset=max_offset,
+        header_capacity=capacity,
+        keep=None if keep is None else keep.tolist(),
     )
     memory, _keep = in_memory(rows, payloads, place)
     block = place(slots.D_SLOTS * 8, np.int64)
     block[slots.D_MIN_OFFSET], block[slots.D_MAX_OFFSET] = min_offset, max_offset
+    block[slots.D_KEEP] = 0 if keep is None else address_of(keep)
     outputs = columnar.Outputs(records, payload_bytes, capacity, place, block)
 
     code = kernels().decode(address_of(memory), first, len(rows), address_of(block))
@@ -625,3 +719,119 @@ def test_route_is_its_twins(
         assert starts.tolist() == expected.starts
     else:
         assert block[slots.R_BAD_ROW] == expected.bad_row
+
+
+# --- the offset map ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, "a3817f04ba25a8e66df67214c7550293"), (1, "da87c1d86b99af44347659119b22fc45")]
+)
+def test_the_twins_siphash_is_the_published_one_at_its_own_number_of_rounds(size: int, expected: str) -> None:
+    k0, k1 = struct.unpack("<QQ", bytes(range(16)))
+    found = twins.siphash128(bytes(range(size)), k0, k1, compressions=2, finalizations=4)
+    assert struct.pack("<QQ", *found).hex() == expected
+
+
+@given(key=st.binary(max_size=40), k0=int64s, k1=int64s, place=places)
+def test_sip_hash_is_its_twins(key: bytes, k0: int, k1: int, place: Place) -> None:
+    memory, result = place(key), place(16)
+    assert kernels().sip_hash(address_of(memory), len(key), k0, k1, address_of(result)) == codes.OK
+    assert result.tobytes() == struct.pack("<QQ", *twins.sip_hash(key, k0, k1))
+
+
+def map_block(offsets: twins.OffsetMap, place: Place, low: int, high: int) -> tuple[Any, Any]:
+    """(block, what it points at: the map, then the scratch)."""
+    block = place(slots.M_SLOTS * 8, np.int64)
+    memory, scratch = place(offsets.slots * 24), place(64 * 24)
+    block[slots.M_MIN_OFFSET], block[slots.M_MAX_OFFSET] = low, high
+    block[slots.M_MAP], block[slots.M_MAP_SLOTS] = address_of(memory), offsets.slots
+    block[slots.M_MAP_LIMIT] = offsets.limit
+    block[slots.M_SECRET_0], block[slots.M_SECRET_1] = offsets.secret
+    block[slots.M_SCRATCH] = address_of(scratch)
+    block[slots.M_BUCKET], block[slots.M_BUCKETS] = offsets.bucket, offsets.buckets
+    return block, (memory, scratch)
+
+
+def entries_of(memory: Any) -> dict[tuple[int, int], int]:
+    slots_ = struct.iter_unpack("<QQq", memory.tobytes())
+    return {(low, high): offset - 1 for low, high, offset in slots_ if offset}
+
+
+@st.composite
+def offset_maps(draw: st.DrawFn) -> twins.OffsetMap:
+    buckets = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    slot_count = draw(st.sampled_from([2, 3, 8, 50, 50]))
+    return twins.OffsetMap(
+        slot_count,
+        draw(st.integers(1, slot_count - 1)),
+        draw(st.tuples(st.integers(0, INT64_MAX), st.integers(0, INT64_MAX))),
+        draw(st.integers(0, buckets - 1)),
+        buckets,
+    )
+
+
+@settings(max_examples=300)
+@given(
+    batches=batches_in_memory(),
+    offsets=offset_maps(),
+    place=places,
+    low=st.sampled_from([0, 0, 2]),
+    high=st.sampled_from([INT64_MAX, INT64_MAX, 1002]),
+    tombstones=st.booleans(),
+)
+def test_map_put_map_keep_and_map_grow_are_their_twins(
+    batches: tuple[list[twins.Row], list[bytes]],
+    offsets: twins.OffsetMap,
+    place: Place,
+    low: int,
+    high: int,
+    tombstones: bool,
+) -> None:
+    rows, payloads = batches
+    memory, _keep = in_memory(rows, payloads, place)
+    block, (entries, _scratch) = map_block(offsets, place, low, high)
+    expected = twins.map_put(rows, payloads, 0, len(rows), low, high, offsets)
+    code = kernels().map_put(address_of(memory), 0, len(rows), address_of(block))
+    assert code == expected.code
+    assert block[slots.M_MAP_USED] == len(entries_of(entries)) <= offsets.limit
+    assert entries_of(entries) == offsets.offsets
+    if code == codes.BAD_RECORD:
+        assert block[slots.M_BATCH] == expected.batch
+        return
+    if code == codes.FULL:
+        assert block[slots.M_STOP_OFFSET] == expected.stop_offset
+    else:
+        assert (block[slots.M_BATCH], block[slots.M_NULL_KEYS]) == (len(rows), expected.null_keys)
+
+    larger = place((offsets.slots + 3) * 24)
+    used = kernels().map_grow(address_of(entries), offsets.slots, address_of(larger), offsets.slots + 3)
+    assert used == len(offsets.offsets)
+    assert entries_of(larger) == twins.map_grow(offsets, offsets.slots + 3).offsets
+
+    live = [row for row in rows if not row[table.SKIP]]
+    flags = place(sum(min(row[table.COUNT], row[table.PAYLOAD_SIZE] // 7) for row in live))
+    block[slots.M_KEEP], block[slots.M_KEEP_TOMBSTONES] = address_of(flags), tombstones
+    kept = twins.map_keep(rows, payloads, 0, len(rows), low, high, offsets, tombstones)
+    code = kernels().map_keep(address_of(memory), 0, len(rows), address_of(block))
+    assert code == kept.code
+    if code == codes.OK:
+        assert flags.tolist()[: len(kept.kept)] == kept.kept
+        assert block[slots.M_N] == sum(kept.kept)
+    else:
+        assert block[slots.M_BATCH] == kept.batch
+
+
+def test_a_map_takes_more_keys_than_it_looks_ahead() -> None:
+    keys = [b"key%d" % (i % 300) for i in range(1000)]
+    payload = b"".join(wire.record(key, b"v", offset_delta=i) for i, key in enumerate(keys))
+    row = [0] * table.COLUMNS
+    row[table.MAGIC], row[table.COUNT], row[table.PAYLOAD_SIZE], row[table.LAST_OFFSET] = 2, 1000, len(payload), 999
+    memory, _keep = in_memory([row], [payload], guarded.at_end)
+    for limit, code in ((300, codes.OK), (299, codes.FULL)):
+        offsets = twins.OffsetMap(400, limit, (5, 6))
+        block, (entries, _scratch) = map_block(offsets, guarded.at_end, 0, INT64_MAX)
+        assert kernels().map_put(address_of(memory), 0, 1, address_of(block)) == code
+        expected = twins.map_put([row], [payload], 0, 1, 0, INT64_MAX, offsets)
+        assert (expected.code, block[slots.M_STOP_OFFSET]) == (code, expected.stop_offset)
+        assert entries_of(entries) == offsets.offsets

@@ -7,7 +7,7 @@ order; its payload address is counted from the start of the buffer it lies in. I
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import wire
@@ -310,9 +310,13 @@ def decode(
     min_offset: int,
     max_offset: int,
     header_capacity: int,
+    keep: Sequence[int] | None = None,
 ) -> Decoded:
-    """`payloads[i]` are the records of row i. A header capacity below zero: headers are checked, not kept."""
+    """`payloads[i]` are the records of row i. A header capacity below zero: headers are checked, not kept. With `keep`
+    only records whose flag is set count; there is one for each record of the batches that are not skipped.
+    """
     result = Decoded()
+    flags = iter(keep) if keep is not None else None
     for b in range(first, last):
         result.batch = b
         row = rows[b]
@@ -329,6 +333,8 @@ def decode(
                     raise Malformed
                 previous = record.offset_delta
                 wanted = min_offset <= offset < max_offset
+                if flags is not None:
+                    wanted = bool(next(flags)) and wanted
                 if wanted and 0 <= header_capacity < sum(map(len, result.headers)) + record.header_count:
                     result.code = codes.FULL
                     return result
@@ -548,3 +554,151 @@ def route(keys: Sequence[bytes | None], given: Sequence[int | None] | None, part
     groups = [[row for row, partition in enumerate(ids) if partition == p] for p in range(partitions)]
     starts = [sum(map(len, groups[:p])) for p in range(partitions + 1)]
     return Routed(codes.OK, 0, ids, starts, [row for group in groups for row in group])
+
+
+# --- the offset map ---------------------------------------------------------------------------------------------------
+
+_MASK = (1 << 64) - 1
+
+
+def siphash128(data: bytes, k0: int, k1: int, *, compressions: int, finalizations: int) -> tuple[int, int]:
+    """SipHash-c-d with a result of 128 bits, as two unsigned numbers."""
+
+    def rotated(value: int, bits: int) -> int:
+        return (value << bits | value >> 64 - bits) & _MASK
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            v[0] = v[0] + v[1] & _MASK
+            v[1] = rotated(v[1], 13) ^ v[0]
+            v[0] = rotated(v[0], 32)
+            v[2] = v[2] + v[3] & _MASK
+            v[3] = rotated(v[3], 16) ^ v[2]
+            v[0] = v[0] + v[3] & _MASK
+            v[3] = rotated(v[3], 21) ^ v[0]
+            v[2] = v[2] + v[1] & _MASK
+            v[1] = rotated(v[1], 17) ^ v[2]
+            v[2] = rotated(v[2], 32)
+
+    k0, k1 = k0 & _MASK, k1 & _MASK
+    v = [k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D ^ 0xEE, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573]
+    whole = len(data) // 8 * 8
+    last = data[whole:] + bytes(7 - len(data) % 8) + bytes([len(data) % 256])
+    for (word,) in struct.iter_unpack("<Q", data[:whole] + last):
+        v[3] ^= word
+        rounds(compressions)
+        v[0] ^= word
+    v[2] ^= 0xEE
+    rounds(finalizations)
+    low = v[0] ^ v[1] ^ v[2] ^ v[3]
+    v[1] ^= 0xDD
+    rounds(finalizations)
+    return low, v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def sip_hash(data: bytes, k0: int, k1: int) -> tuple[int, int]:
+    return siphash128(data, k0, k1, compressions=1, finalizations=3)
+
+
+@dataclass
+class OffsetMap:
+    """What the map's slots hold, by hash; `slots` is how many there are, `limit` how many may be used."""
+
+    slots: int
+    limit: int
+    secret: tuple[int, int] = (0, 0)
+    bucket: int = 0
+    buckets: int = 1
+    offsets: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def hash(self, key: bytes) -> tuple[int, int] | None:
+        """None for a key of another bucket."""
+        low, high = sip_hash(key, *self.secret)
+        return (low, high) if high * self.buckets >> 64 == self.bucket else None
+
+
+@dataclass
+class Mapped:
+    code: int
+    batch: int = 0
+    null_keys: int = 0
+    stop_offset: int = 0
+    kept: list[int] = field(default_factory=list)
+
+
+def _ordered_records(row: Row, payload: bytes) -> Iterator[Parsed]:
+    """Records in front of the first that is malformed or out of order, then Malformed. Headers are not looked at."""
+    cursor = Cursor(payload)
+    previous = -1
+    for _ in range(row[table.COUNT]):
+        record = parse_record(cursor)
+        if not previous < record.offset_delta <= row[table.LAST_OFFSET] - row[table.BASE_OFFSET]:
+            raise Malformed
+        previous = record.offset_delta
+        yield record
+
+
+def map_put(
+    rows: Sequence[Row], payloads: Sequence[bytes], first: int, last: int, low: int, high: int, offsets: OffsetMap
+) -> Mapped:
+    """Changes `offsets`. Keys are hashed 64 ahead of the map, so a malformed record is seen before a map that gets full
+    less than 64 keys earlier. A map that is full keeps what it took before the offset it stopped at.
+    """
+    result = Mapped(codes.OK, max(first, last))
+    ahead: list[tuple[tuple[int, int], int]] = []
+
+    def put() -> int | None:
+        for found, offset in ahead:
+            if found not in offsets.offsets and len(offsets.offsets) >= offsets.limit:
+                return offset
+            offsets.offsets[found] = offset
+        ahead.clear()
+        return None
+
+    for b in range(first, last):
+        if rows[b][table.SKIP]:
+            continue
+        try:
+            for record in _ordered_records(rows[b], payloads[b]):
+                offset = rows[b][table.BASE_OFFSET] + record.offset_delta
+                if record.key is None:
+                    result.null_keys += 1
+                    continue
+                found = offsets.hash(record.key)
+                if found is not None and low <= offset < high:
+                    ahead.append((found, offset))
+                    if len(ahead) == 64 and (stopped := put()) is not None:
+                        return Mapped(codes.FULL, stop_offset=stopped)
+        except Malformed:
+            return Mapped(codes.BAD_RECORD, b)
+    stopped = put()
+    return result if stopped is None else Mapped(codes.FULL, stop_offset=stopped)
+
+
+def map_keep(
+    rows: Sequence[Row],
+    payloads: Sequence[bytes],
+    first: int,
+    last: int,
+    low: int,
+    high: int,
+    offsets: OffsetMap,
+    tombstones: bool,
+) -> Mapped:
+    result = Mapped(codes.OK)
+    for b in range(first, last):
+        if rows[b][table.SKIP]:
+            continue
+        try:
+            for record in _ordered_records(rows[b], payloads[b]):
+                offset = rows[b][table.BASE_OFFSET] + record.offset_delta
+                wanted = record.key is not None and (record.value is not None or tombstones) and low <= offset < high
+                found = offsets.hash(record.key) if wanted and record.key is not None else None
+                result.kept.append(int(found is not None and offsets.offsets.get(found) == offset))
+        except Malformed:
+            return Mapped(codes.BAD_RECORD, b)
+    return result
+
+
+def map_grow(offsets: OffsetMap, slots: int) -> OffsetMap:
+    return OffsetMap(slots, slots - 1, offsets.secret, offsets.bucket, offsets.buckets, dict(offsets.offsets))

@@ -1,0 +1,27 @@
+"""Kafka's side: the driver of the conformance tests, in a JVM that may use the one core this process has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+if str(TESTS) not in sys.path:
+    sys.path.insert(0, str(TESTS))
+
+from conformance.kafka import Kafka  # noqa: E402 (the path comes first)
+
+#: the collector with the least overhead on one core, and memory that is there before the clock starts
+JVM_OPTIONS = ("-Xms4g", "-Xmx4g", "-XX:+UseSerialGC", "-XX:+AlwaysPreTouch")
+
+
+class TimedKafka(Kafka):
+    """A JVM for timing; a context manager. It inherits the core of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_s=600.0, jvm_options=JVM_OPTIONS)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The JVM's process id, once it runs."""
+        return () if self._process is None else (self._process.pid,)

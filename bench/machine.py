@@ -1,0 +1,67 @@
+"""The machine under the measurement: one core for both sides, and how much anybody else kept it busy.
+
+Owns nothing but what it reads from /proc. Two virtual cores may share one real core, so work of others on the other
+core counts too: every figure carries how many cores strangers used while it was taken.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: above this many cores of strangers' work a figure says more about them than about us
+NOISY_CORES = 0.2
+
+
+def take_one_core() -> int:
+    """Bind this process, and all it starts from now on, to one core; returns its number."""
+    core = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    return core
+
+
+def _busy_s() -> float:
+    """Seconds that all cores together have worked."""
+    with open("/proc/stat") as stat:
+        user, nice, system, _idle, _wait, irq, soft_irq, stolen, *_ = map(int, stat.readline().split()[1:])
+    return (user + nice + system + irq + soft_irq + stolen) / TICKS_PER_S
+
+
+def _own_s(processes: tuple[int, ...]) -> float:
+    """Seconds that this process and those given have worked."""
+    ticks = 0
+    for process in (os.getpid(), *processes):
+        with open(f"/proc/{process}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15]))  # user, system, and both of children that have ended
+    return ticks / TICKS_PER_S
+
+
+@dataclass(slots=True)
+class Watch:
+    """What others did meanwhile, known once the watch is over."""
+
+    others_cores: float = 0.0
+
+
+@contextmanager
+def watching(*processes: int) -> Iterator[Watch]:
+    """Watch what others do besides this process and those given."""
+    watch = Watch()
+    began, busy, own = time.perf_counter(), _busy_s(), _own_s(processes)
+    yield watch
+    seconds = max(time.perf_counter() - began, 1 / TICKS_PER_S)
+    watch.others_cores = max(_busy_s() - busy - (_own_s(processes) - own), 0.0) / seconds
+
+
+def rss_anon_bytes() -> int:
+    """Anonymous memory of this process that is really there: not files, not what was only reserved."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    raise OSError("this system does not tell RssAnon")

@@ -1,0 +1,375 @@
+"""The compiled kernels: found again, never stale, made anew when damaged, and there even where nothing can be written.
+
+Compiling takes seconds, so most of these tests run on copies of one image, in processes of their own. A folder is made
+unusable by a file that stands in its place: permissions would not stop root.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logstore.records import kernels as source
+from logstore.records import native
+from logstore.records.native import Kernels, address_of, kernels
+
+PACKAGE = Path(native.__file__).parents[1]
+IMAGE = f"kernels-{native._fingerprint()}.bin"
+CHECK = 0xE3069283  # CRC-32C of 123456789
+
+#: prints what the kernels answer, whether numba had to be imported for it, and where images were looked for
+PROGRAM = """
+    import sys
+    from logstore.records import native
+    compiled = []
+    if {fake!r}:
+        native.compile_image = lambda: compiled.append(1) or open({fake!r}, "rb").read()
+    data = b"123456789"
+    answer = native.kernels().crc32c(native.address_of(data), len(data))
+    print(hex(answer), len(compiled), "numba" in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound image of the kernels as they are now."""
+    kernels()
+    for folder in native._cache_folders():
+        if (folder / IMAGE).exists():
+            return folder / IMAGE
+    path = tmp_path_factory.mktemp("image") / IMAGE
+    path.write_bytes(native.compile_image())
+    return path
+
+
+def run(fake: Path | None = None, **environment: str) -> subprocess.Popen[str]:
+    """A process that uses the kernels; `fake` is the image it gets instead of compiling."""
+    program = textwrap.dedent(PROGRAM).format(fake="" if fake is None else str(fake))
+    inherited = {name: os.environ[name] for name in ("PATH",) if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**inherited, "PYTHONPATH": str(PACKAGE.parent), **environment},
+        cwd="/",  # the current folder would come before PYTHONPATH
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=100)
+    assert err == ""
+    return out.strip()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the engine whose own folder cannot hold a cache; its parent belongs on the path."""
+    copy = tmp_path / "copy"
+    target = copy / "logstore"
+    for path in PACKAGE.rglob("*.py"):
+        place = target / path.relative_to(PACKAGE)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    (target / "records" / ".cache").write_text("a file where a folder should be")
+    return copy
+
+
+LOADED, COMPILED = f"{hex(CHECK)} 0 False", f"{hex(CHECK)} 1 False"
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_is_stored_once_and_found_by_the_next_process_without_numba(tmp_path: Path, image: Path) -> None:
+    folder = tmp_path / "deep" / "cache"
+    assert answer(run(image, DURAMEN_CACHE_DIR=str(folder))) == COMPILED
+    assert [path.name for path in folder.iterdir()] == [IMAGE]
+    assert (folder / IMAGE).stat().st_mode & 0o777 == 0o644
+    assert answer(run(image, DURAMEN_CACHE_DIR=str(folder))) == LOADED
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "flipped", "noise", "another version"])
+def test_a_damaged_image_is_made_anew(tmp_path: Path, image: Path, damage: str) -> None:
+    sound = image.read_bytes()
+    (tmp_path / IMAGE).write_bytes(
+        {
+            "empty": b"",
+            "short": sound[:-100],
+            "flipped": sound[:50_000] + bytes([sound[50_000] ^ 1]) + sound[50_001:],
+            "noise": os.urandom(1000),
+            "another version": sound.replace(b"duramen-kernels-1", b"duramen-kernels-0", 1),
+        }[damage]
+    )
+    assert answer(run(image, DURAMEN_CACHE_DIR=str(tmp_path))) == COMPILED
+    assert (tmp_path / IMAGE).read_bytes() == sound
+
+
+def test_the_key_is_made_of_sources_versions_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+
+    import llvmlite.binding as llvm
+
+    before = native._fingerprint()
+    assert before == native._fingerprint()
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "9.9")
+        versions = native._fingerprint()
+    with monkeypatch.context() as patch:
+        patch.setattr(llvm, "get_host_cpu_name", lambda: "another")
+        processor = native._fingerprint()
+    keys = {before, versions, processor}
+    real = Path.read_bytes
+    for name in native._SOURCES:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda path, n=name: real(path) + (b"#" if path.name == n else b""))
+            keys.add(native._fingerprint())
+    assert len(keys) == 3 + len(native._SOURCES)
+
+
+def test_everything_the_kernels_are_made_of_is_in_the_key() -> None:
+    import ast
+
+    tree = ast.parse(Path(source.__file__).read_text())
+    ours = {
+        node.module.rsplit(".", 1)[-1] + ".py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("logstore")
+    }
+    assert ours | {"kernels.py", "native.py"} == set(native._SOURCES)
+
+
+def test_old_images_are_removed_but_those_of_other_processors_are_not(tmp_path: Path) -> None:
+    for i in range(20):
+        path = tmp_path / f"kernels-{i:02}.bin"
+        path.write_bytes(b"")
+        os.utime(path, (1_000_000 + i, 1_000_000 + i))
+    assert native._store(tmp_path, "kernels-new.bin", b"x")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"kernels-{i}.bin" for i in range(13, 20)] + ["kernels-new.bin"]
+
+
+def test_an_image_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "kernels-x.bin").mkdir()  # nothing can be renamed over a folder
+    assert not native._store(tmp_path, "kernels-x.bin", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels-x.bin"]
+
+
+# --- places that cannot be written ------------------------------------------------------------------------------------
+
+
+def test_a_package_that_cannot_be_written_uses_the_users_cache(tmp_path: Path, package: Path, image: Path) -> None:
+    home = tmp_path / "home"
+    environment = {"PYTHONPATH": str(package), "HOME": str(home), "TMPDIR": str(tmp_path)}
+    assert answer(run(image, **environment)) == COMPILED
+    assert (home / ".cache" / "duramen" / IMAGE).exists()
+    assert answer(run(image, **environment)) == LOADED
+
+    chosen = {**environment, "XDG_CACHE_HOME": str(tmp_path / "xdg")}
+    assert answer(run(image, **chosen)) == COMPILED
+    assert (tmp_path / "xdg" / "duramen" / IMAGE).exists()
+
+
+def test_without_a_home_a_private_temporary_folder_is_used(tmp_path: Path, package: Path, image: Path) -> None:
+    environment = {
+        "PYTHONPATH": str(package),
+        "HOME": "/proc/none",
+        "XDG_CACHE_HOME": "/dev/null",
+        "TMPDIR": str(tmp_path),
+    }
+    assert answer(run(image, **environment)) == COMPILED
+    private = tmp_path / f"duramen-{os.getuid()}"
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert answer(run(image, **environment)) == LOADED
+
+
+def test_a_temporary_folder_that_others_may_write_is_not_trusted(tmp_path: Path, package: Path, image: Path) -> None:
+    private = tmp_path / f"duramen-{os.getuid()}"
+    private.mkdir()
+    private.chmod(0o777)
+    (private / IMAGE).write_bytes(image.read_bytes())
+    environment = {
+        "PYTHONPATH": str(package),
+        "HOME": "/proc/none",
+        "XDG_CACHE_HOME": "/dev/null",
+        "TMPDIR": str(tmp_path),
+    }
+    assert answer(run(image, **environment)) == COMPILED
+    assert answer(run(image, **environment)) == COMPILED
+
+
+@pytest.mark.parametrize("chosen", ["/proc/none", "/dev/null", "/dev/null/below"])
+def test_a_chosen_folder_that_is_none_means_compiling_for_this_process_alone(chosen: str, image: Path) -> None:
+    assert answer(run(image, DURAMEN_CACHE_DIR=chosen)) == COMPILED
+
+
+def test_a_machine_without_any_writable_folder(tmp_path: Path, package: Path, image: Path) -> None:
+    # Not even a temporary one: then the standard library would try the current folder, which is one of the kernel's.
+    program = textwrap.dedent(PROGRAM).format(fake=str(image))
+    program = "import tempfile\ntempfile._candidate_tempdir_list = lambda: ['/proc/none']\n" + program
+    environment = {"PYTHONPATH": str(package), "HOME": "/proc/none", "XDG_CACHE_HOME": "/dev/null"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.stdout.strip(), done.stderr) == (COMPILED, "")
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+def test_processes_that_make_the_same_image_at_once_do_not_disturb_each_other(tmp_path: Path, image: Path) -> None:
+    processes = [run(image, DURAMEN_CACHE_DIR=str(tmp_path)) for _ in range(4)]
+    assert {answer(process) for process in processes} <= {LOADED, COMPILED}
+    assert [path.name for path in tmp_path.iterdir()] == [IMAGE]
+    assert (tmp_path / IMAGE).read_bytes() == image.read_bytes()
+
+
+def test_a_reader_never_sees_half_an_image(tmp_path: Path, image: Path) -> None:
+    sound = image.read_bytes()
+    native._store(tmp_path, IMAGE, sound)
+    stop = threading.Event()
+
+    def rewrite() -> None:
+        while not stop.is_set():
+            native._store(tmp_path, IMAGE, sound)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        for _ in range(200):
+            native._parse_image((tmp_path / IMAGE).read_bytes())
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_kernel_outlives_what_it_was_taken_from(image: Path) -> None:
+    data = np.frombuffer(b"123456789", np.uint8)
+    checksum = Kernels(image.read_bytes()).crc32c
+    gc.collect()
+    assert checksum(address_of(data), 9) == CHECK
+
+
+def test_threads_that_load_an_image_at_once_all_get_kernels(image: Path) -> None:
+    data = np.frombuffer(b"123456789", np.uint8)
+    sound = image.read_bytes()
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(Kernels(sound).crc32c(address_of(data), 9))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [CHECK] * 8
+
+
+def test_compiling_from_nothing_gives_the_same_answers(image: Path) -> None:
+    """The one test here that really compiles."""
+    fresh = Kernels(native.compile_image())
+    assert sorted(name for name in vars(fresh) if not name.startswith("_")) == sorted(source.KERNELS)
+    data = np.frombuffer(b"123456789", np.uint8)
+    assert fresh.crc32c(address_of(data), 9) == fresh.crc32c_tables(address_of(data), 9) == CHECK
+
+
+# --- calling ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ticking() -> Iterator[list[int]]:
+    """Counts up in another thread for as long as that thread is let run."""
+    count = [0]
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.is_set():
+            count[0] += 1
+
+    thread = threading.Thread(target=tick)
+    # So long a turn that another thread runs within one only when the lock is given up on purpose.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    thread.start()
+    yield count
+    stop.set()
+    thread.join()
+    sys.setswitchinterval(interval)
+
+
+def test_a_kernel_lets_other_threads_run(ticking: list[int]) -> None:
+    data = np.zeros(64 << 20, np.uint8)
+    checksum = kernels().crc32c
+    # The ticking thread gives its turn away only when asked to, after a hundred seconds: so let it be short once.
+    sys.setswitchinterval(0.001)
+    before = ticking[0]
+    for _ in range(5):
+        checksum(address_of(data), len(data))
+    assert ticking[0] > before
+
+
+def test_two_threads_overlap_in_kernels() -> None:
+    """Each waits inside a kernel for what only the other one's kernel can do."""
+    data = np.zeros(256 << 20, np.uint8)
+    busy = [False, False]
+    overlapped = threading.Event()
+
+    def work(me: int) -> None:
+        deadline = time.monotonic() + 30
+        while not overlapped.is_set() and time.monotonic() < deadline:
+            busy[me] = True
+            kernels().crc32c_tables(address_of(data), len(data))
+            if busy[1 - me]:
+                overlapped.set()
+            busy[me] = False
+
+    threads = [threading.Thread(target=work, args=(me,)) for me in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert overlapped.is_set()
+
+
+def test_a_kernel_takes_ints_and_refuses_others() -> None:
+    with pytest.raises(Exception, match="argument"):
+        kernels().crc32c("x", 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        kernels().crc32c(1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
+def test_the_address_of_any_buffer(kind: type) -> None:
+    buffer = kind(b"123456789")
+    assert kernels().crc32c(address_of(buffer), 9) == CHECK
+
+
+def test_the_address_of_a_slice_is_its_own() -> None:
+    array = np.arange(100, dtype=np.int64)
+    assert address_of(array[10:]) == address_of(array) + 80
+
+
+def test_the_command_warms_the_cache(tmp_path: Path, image: Path) -> None:
+    (tmp_path / IMAGE).write_bytes(image.read_bytes())
+    command = [sys.executable, "-m", "logstore.records.native"]
+    environment = {**os.environ, "DURAMEN_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(PACKAGE.parent)}
+    for arguments, code in (([], 0), (["--warm"], 0), (["--cold"], 1)):
+        done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, "usage" in done.stderr) == (code, code == 1)
