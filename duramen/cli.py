@@ -19,6 +19,7 @@ from duramen.commands.consume import consume
 from duramen.commands.dump import dump
 from duramen.commands.maintain import delete_records, recover, retain, verify
 from duramen.commands.offsets import describe, offsets
+from duramen.commands.produce import get, produce
 from duramen.commands.transfer import export, import_
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, Output, session
 
@@ -53,6 +54,8 @@ def options(
 
 
 app.add_typer(topics.app, name="topics")
+app.command()(produce)
+app.command()(get)
 app.command()(consume)
 app.command()(offsets)
 app.command()(describe)

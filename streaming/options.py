@@ -181,7 +181,9 @@ def _offsets(text: str, name: str, *, lowest: int) -> Offsets:
     for topic, entries in parsed.items():
         for partition, offset in entries.items():
             if type(offset) is not int or offset < lowest or partition < 0:
-                raise InvalidConfig(f"{name} has {offset!r} for {topic}-{partition}; expected a number from {lowest} up")
+                raise InvalidConfig(
+                    f"{name} has {offset!r} for {topic}-{partition}; expected a number from {lowest} up"
+                )
     return parsed
 
 

@@ -114,7 +114,9 @@ def restore_into_delta(
     if known is not None:
         with LogStore(path_of_store) as opened:
             now = plan_restore(opened, topic)
-        if list(now.dropped_tombstones) != known["dropped_tombstones"] or len(known["end_offsets"]) != len(now.end_offsets):
+        if list(now.dropped_tombstones) != known["dropped_tombstones"] or len(known["end_offsets"]) != len(
+            now.end_offsets
+        ):
             known = None
     if known is None:
         rows = restore_state(spark, store=store, topic=topic)

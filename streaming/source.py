@@ -40,9 +40,7 @@ from logstore.store.store import LogStore
 from streaming.options import ReadOptions, read_options, write_options
 from streaming.ranges import OffsetRange, StreamOffsets, batch_ranges, in_range, limited, resolve, split, subscribed
 
-_SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
-)
+_SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 #: named and nullable as Spark names them
 _HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _HEADERS = "headers array<struct<key:string,value:binary>>"
@@ -180,7 +178,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = self._target or self._latest()
         if isinstance(limit, ReadMaxRows):
             # Partitions that came since are read from their beginning.
-            known = {topic: {number: start.get(topic, {}).get(number, 0) for number in per} for topic, per in latest.items()}
+            known = {
+                topic: {number: start.get(topic, {}).get(number, 0) for number in per} for topic, per in latest.items()
+            }
             return limited(known, latest, limit.max_rows)
         return latest
 

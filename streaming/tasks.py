@@ -77,7 +77,9 @@ def _reported(work: Callable[[], dict[str, object]]) -> Batches:
     except DuramenError as error:
         report = {"error": pickle.dumps(error).hex()}
     data = zlib.compress(json.dumps(report).encode())
-    yield pa.RecordBatch.from_arrays([pa.array([_task_number()], pa.int32()), pa.array([data], pa.binary())], schema=_REPORT)
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([_task_number()], pa.int32()), pa.array([data], pa.binary())], schema=_REPORT
+    )
 
 
 def read_report(data: bytes) -> dict[str, object]:

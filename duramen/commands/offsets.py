@@ -143,8 +143,8 @@ def _describe(store: LogStore, topic: Topic) -> dict[str, Any]:
                 "recovery_point": ends.recovery_points[number],
                 "first_dirty_offset": state.first_dirty_offset,
                 "segments": len(state.segments),
-                "size_bytes": sum(segment.size_bytes for segment in state.segments),
-                "largest_timestamp_ms": max((each.largest_timestamp_ms for each in state.segments), default=-1),
+                "size_bytes": store.log_bytes(topic, number),
+                "largest_timestamp_ms": store.largest_timestamp_ms(topic, number),
             }
         )
     return {

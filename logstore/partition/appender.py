@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from logstore.config import LogConfig
 from logstore.errors import AppendTooLarge, DamagedLog
@@ -21,28 +20,15 @@ from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.roll import jitter_ms, max_segment_ms
 from logstore.partition.snapshot import write_snapshot
 from logstore.partition.state import PartitionState, SegmentEntry, write_state
+from logstore.partition.tail import Tail
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
 from logstore.records.native import address_of, kernels
-from logstore.records.record import NO_TIMESTAMP
 from logstore.records.table import LAST_OFFSET, SIZE
 from logstore.segment.batches import Chunk
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name, parse_file_name
 from logstore.segment.segment import LogSegment, RollLimits
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The end of a log, exactly: its active segment, how much of it counts, and the bookkeeping of its indexes."""
-
-    base_offset: int = 0
-    size_bytes: int = 0
-    largest_timestamp_ms: int = NO_TIMESTAMP
-    largest_timestamp_offset: int = 0
-    bytes_since_index_entry: int = 0
-    index_entries: int = 0
-    time_index_entries: int = 0
 
 
 def tail_of(segment: LogSegment) -> Tail:

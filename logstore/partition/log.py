@@ -147,7 +147,7 @@ class PartitionLog:
         self._manual = manual_high_watermark
         self._randomness = randomness
         self._state_path = state_path
-        self._state = state
+        self._state = replace(state, swap=None)  # loading finishes a replacement, or undoes it
         self._lock = threading.RLock()
         self._broken: str | None = None
         self._placing = False  # an append has begun to write

@@ -242,6 +242,7 @@ class Loader:
             plain = file_name(file.base_offset, file.kind)
             self._fs.rename(os.path.join(self._directory, file.name), os.path.join(self._directory, plain))
         if cleaned or swaps:
+            self._listed.clear()  # made before the replacement, or before it was undone
             self._fs.fsync_dir(self._directory)
 
     def _swap_end(self, file: NumberedFile) -> int:
@@ -273,9 +274,8 @@ class Loader:
             orphan = file.kind in SEGMENT_KINDS and file.transient is Transient.NONE and file.base_offset not in logs
             if orphan:
                 self._unlink(file)
-        indexed = {
-            file.base_offset for file in files if file.kind is FileKind.INDEX and file.transient is Transient.NONE
-        }
+        plain = {(file.base_offset, file.kind) for file in files if file.transient is Transient.NONE}
+        indexed = {base for base in logs if {(base, FileKind.INDEX), (base, FileKind.TIME_INDEX)} <= plain}
         self._close_segments()
         bases = sorted(logs)
         if not self._clean:
@@ -294,7 +294,7 @@ class Loader:
                 continue
             suspicious = not self._clean or at == len(self._segments) - 1
             if segment.base_offset not in indexed:
-                self._rebuild_indexes(segment, "it has no offset index")
+                self._rebuild_indexes(segment, "it was missing, or the time index was")
                 continue
             try:
                 if suspicious:
@@ -617,6 +617,7 @@ class Loader:
         if total != size:
             raise DuramenError(f"splitting gave {total} bytes of {size}", file=path, partition=self._partition)
         replace_segments(self._fs, self._directory, bases, [parsed.base_offset])
+        self._listed.clear()
         self.report.split.append(f"{path} into {len(bases)}")
 
     def _split_output(self, base_offset: int) -> LogSegment:

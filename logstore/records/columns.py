@@ -112,6 +112,13 @@ class DecodedBytes:
     valid: npt.NDArray[np.uint8]
     null_count: int
 
+    def slice(self, first: int, last: int) -> DecodedBytes:
+        offsets = self.offsets[first : last + 1]
+        data = self.data[int(offsets[0]) : int(offsets[-1])]
+        valid = self.valid[first:last]
+        nulls = int((valid == 0).sum()) if self.null_count else 0
+        return DecodedBytes(offsets - offsets[0], data, valid, nulls)
+
     def tolist(self) -> list[bytes | None]:
         data = self.data.tobytes()
         ends = self.offsets.tolist()
@@ -141,6 +148,33 @@ class DecodedColumns:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    def having_key(self, key: bytes) -> Iterator[Record]:
+        """The records with this key; only those become objects."""
+        lengths = np.diff(self.keys.offsets)
+        for row in np.nonzero(lengths == len(key))[0].tolist():
+            start = int(self.keys.offsets[row])
+            if self.keys.data[start : start + len(key)].tobytes() == key and self.keys.valid[row]:
+                yield next(self.slice(row, row + 1).records())
+
+    def slice(self, first: int, last: int) -> DecodedColumns:
+        """Rows [first, last) alone."""
+        headers = self.headers
+        if headers is not None:
+            low, high = int(headers.list_offsets[first]), int(headers.list_offsets[last])
+            headers = DecodedHeaders(
+                headers.list_offsets[first : last + 1] - headers.list_offsets[first],
+                headers.keys.slice(low, high),
+                headers.values.slice(low, high),
+            )
+        return DecodedColumns(
+            self.offsets[first:last],
+            self.timestamps_ms[first:last],
+            self.timestamp_types[first:last],
+            self.keys.slice(first, last),
+            self.values.slice(first, last),
+            headers,
+        )
 
     def records(self) -> Iterator[Record]:
         """The same as plain records; header names that are not UTF-8 are shown as Kafka's clients show them."""

@@ -38,6 +38,8 @@ class OffsetMap:
         buckets: int = 1,
     ) -> None:
         """With `buckets` above 1 the map takes only the keys of one of them, by hash."""
+        if slot_count < 2:
+            raise ValueError(f"a map of {slot_count} slots holds nothing")
         self.slots = slot_count
         # One slot stays empty, or looking for a missing key would never end.
         self.limit = min(int(slot_count * load_factor), slot_count - 1)

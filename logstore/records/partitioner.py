@@ -45,8 +45,10 @@ def route(
 ) -> Routed:
     """Group `count` rows. A given partition wins over the key's; rows with neither go to `sticky`.
 
-    Raises InvalidPartition for a given partition that does not exist.
+    Raises InvalidPartition for a partition that does not exist.
     """
+    if not 0 <= sticky < partitions:
+        raise InvalidPartition(f"rows without key were to go to partition {sticky}; the topic has {partitions}")
     ids = np.empty(count, dtype=np.int64)
     selection = np.empty(count, dtype=np.int64)
     starts = np.empty(partitions + 1, dtype=np.int64)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from logstore.clock import ManualClock
 from logstore.errors import CorruptState, DamagedLog
-from logstore.partition.appender import Appender, Tail, tail_of
+from logstore.partition.appender import Appender, tail_of
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
+from logstore.partition.tail import Tail
 from logstore.segment.batches import Chunk
 from logstore.store.plan import Plan, TopicPlan
 from logstore.store.registry import Topic

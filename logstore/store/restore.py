@@ -1,7 +1,8 @@
 """Restoring state: which offsets a moment means, whether it can still be had exactly, and reading it without Spark.
 
-The state of a topic at a moment is the latest value of every key among the records below the moment's offsets; a tombstone
-removes its key. Where a key lives in one partition only, partitions are restored alone; else they are merged.
+The state of a topic at a moment is the latest value of every key among the records below the moment's offsets; a
+tombstone removes its key. Where a key lives in one partition only, partitions are restored alone; else they are
+merged.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def plan_restore(
     }
     if thinned and not allow_thinned:
         error = HistoryCompacted(
-            f"compaction has already thinned {', '.join(f'{name}-{number}' for number in thinned)} at that moment; exact "
-            f"from offset {', '.join(f'{offset} of partition {number}' for number, offset in thinned.items())} on",
+            f"compaction has already thinned {', '.join(f'{name}-{number}' for number in thinned)} at that moment; "
+            f"exact from offset {', '.join(f'{offset} of partition {number}' for number, offset in thinned.items())} on",
             partition=topic.partition(min(thinned)),
             hint="Ask for a later moment, or pass allow_thinned=True to get what is left",
         )

@@ -40,6 +40,7 @@ from logstore.store.locks import DEFAULT_WAIT_MS, StoreLocks
 from logstore.store.probe import probe_file_system
 from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
+from logstore.store.tails import read_tail
 from logstore.store.trees import is_directory, remove_tree
 from logstore.store.version import read_version, write_version
 from logstore.topic import TopicPartition, check_topic_name, new_topic_id
@@ -336,12 +337,34 @@ class LogStore:
         if not state.closed or not state.segments or ends.recovery_points[number] != ends.high_watermarks[number]:
             return False
         active = state.segments[-1]
+        committed = active.size_bytes
+        tail = read_tail(self.fs, self.layout.tail(topic.id, number), limits=self.limits)
+        if tail is not None and tail.tail.base_offset == active.base_offset:
+            committed = tail.tail.size_bytes  # appends do not touch the list unless they roll
+        return self.active_bytes(topic, number, state) == committed
+
+    def active_bytes(self, topic: Topic, number: int, state: PartitionState) -> int | None:
+        """Size of the active segment's file; None when it is missing."""
         directory = self.layout.partition(topic.partition(number))
         try:
-            found = self.fs.stat(os.path.join(directory, file_name(active.base_offset, FileKind.LOG)))
+            return self.fs.stat(
+                os.path.join(directory, file_name(state.segments[-1].base_offset, FileKind.LOG))
+            ).size_bytes
         except FileNotFoundError:
-            return False
-        return found.size_bytes == active.size_bytes
+            return None
+
+    def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
+        """The newest record's time as far as it is written down, -1 when there is none."""
+        tail = read_tail(self.fs, self.layout.tail(topic.id, number), limits=self.limits)
+        known = [each.largest_timestamp_ms for each in self.partition_state(topic, number).segments]
+        return max([*known, tail.tail.largest_timestamp_ms if tail else -1], default=-1)
+
+    def log_bytes(self, topic: Topic, number: int) -> int:
+        """Size of the partition's `.log` files."""
+        state = self.partition_state(topic, number)
+        if not state.segments:
+            return 0
+        return sum(each.size_bytes for each in state.segments[:-1]) + (self.active_bytes(topic, number, state) or 0)
 
     def _meet_high_watermark(self, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
         if log.log_end_offset < high_watermark:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
 from logstore.limits import INT64_MAX, Limits
-from logstore.partition.appender import Tail
+from logstore.partition.tail import Tail
 from logstore.store.sealed import read_sealed, whole_number, write_sealed
 
 VERSION = 1

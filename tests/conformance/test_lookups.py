@@ -14,6 +14,7 @@ from conformance.kafka import Kafka, Op, OpResult
 from conformance.workload import CODECS, ERRORS, LEGACY_CODECS, NOW_MS, Twins, random_records
 from logstore.errors import DuramenError
 from logstore.partition.reading import Fetched, Isolation
+from logstore.records.header import BatchHeader, read_header
 from logstore.records.record import Record
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
@@ -131,12 +132,26 @@ def assert_same_range(twins: Twins, read: dict[str, Any], result: OpResult, wher
     ours = fetch()
     assert ours.size_bytes == result["size_bytes"], where
     assert ours.first_batch_incomplete == result["first_entry_incomplete"], where
-    assert [[a.producer_id, a.first_offset] for a in ours.aborted] == result.fields.get("aborted", []), where
     if ours.size_bytes:
         assert (ours.segment_base_offset, ours.position) == (result["segment"], result["position"]), where
         assert ours.file is not None
 
         assert ours.file.pread(ours.size_bytes, ours.position) == base64.b64decode(result["bytes"]), where
+    # Kafka's search for the first index entry behind the range steps over one at slot 0: more than it needs to say.
+    theirs = [tuple(pair) for pair in result.fields.get("aborted", [])]
+    mine = [(a.producer_id, a.first_offset) for a in ours.aborted]
+    assert theirs[: len(mine)] == mine, where
+    last_offset = max((found.last_offset for found in whole_batches(ours)), default=-1)
+    assert all(first_offset > last_offset for _, first_offset in theirs[len(mine) :]), where
+
+
+def whole_batches(fetched: Fetched) -> list[BatchHeader]:
+    out: list[BatchHeader] = []
+    position, end = fetched.position, fetched.position + fetched.size_bytes
+    while fetched.file is not None and (header := read_header(fetched.file, position, end)) is not None:
+        out.append(header)
+        position = header.end_position
+    return out
 
 
 @pytest.mark.parametrize("scenario", ["whole", "compacted away"])

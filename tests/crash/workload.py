@@ -192,8 +192,8 @@ def draw_operation(rng: random.Random, log: PartitionLog, now_ms: int) -> Operat
     if kind == "truncate" and end > start:
         near = max(start, end - 10)
         return Operation(kind, offset=rng.randint(near if rng.random() < 0.7 else start, end - 1))
-    if kind == "advance" and end > start:
-        return Operation(kind, offset=rng.randint(start + 1, min(start + 15, end)))
+    if kind == "advance" and log.high_watermark > start:
+        return Operation(kind, offset=rng.randint(start + 1, min(start + 15, log.high_watermark)))
     if kind == "flush":
         return Operation(kind, offset=end if rng.random() < 0.7 else rng.randint(start, end))
     if kind == "anew":

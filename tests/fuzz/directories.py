@@ -25,6 +25,7 @@ from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import Isolation
 from logstore.records.header import parse_header
+from logstore.records.iterate import iter_records
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
 
@@ -45,6 +46,8 @@ class Sound:
     files: dict[str, bytes]
     records: dict[int, Record]
     committed: dict[int, Record]
+    #: timestamps of all records, those of control batches too
+    times_ms: dict[int, int]
     log_end_offset: int
     last_stable_offset: int
 
@@ -84,8 +87,10 @@ def sound(name: str) -> Sound:
             log_end_offset, last_stable_offset = log.log_end_offset, log.last_stable_offset
         files = {file: Path(directory, file).read_bytes() for file in os.listdir(directory)}
         files[STATE] = Path(root, STATE).read_bytes()
+    logs = [data for file, data in sorted(files.items()) if file.endswith(".log")]
+    times_ms = {record.offset: record.timestamp_ms for data in logs for record in iter_records(data, control=True)}
     assert len(records) > 20
-    return Sound(name, config, files, records, committed, log_end_offset, last_stable_offset)
+    return Sound(name, config, files, records, committed, times_ms, log_end_offset, last_stable_offset)
 
 
 def _vector(name: str) -> dict[str, dict[str, str]]:
