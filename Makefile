@@ -16,7 +16,7 @@ help: ## list these commands
 
 setup: $(VENV)/.kernels ## make .venv: locked dependencies, the project, compiled kernels
 
-demo: setup ## a first look: a small store written, read, verified and dumped
+demo: setup ## a first look: a stream into a topic, killed and restarted, and its state restored
 	@$(BIN)/python -m duramen.demo
 
 test: setup ## every suite, then a table of them; SUITES="unit lint" runs only those

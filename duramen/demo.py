@@ -1,148 +1,188 @@
-"""`make demo`: a small store is written, read, damaged, repaired and exported for a broker, with a word on each."""
+"""`make demo`: account changes streamed into a compacted topic, the query killed in the middle, the state restored.
+
+Three processes play: this one tells and checks; `--writer` is the streaming query's driver, which is killed and started
+again; Spark's workers do what they always do. Everything lies in a temporary folder.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import random
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
-import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from logstore.store.kafka_export import export_topics
-from logstore.store.maintenance import recover
-from logstore.store.store import LogStore
-from logstore.store.verify import Finding, verify_partition
-
-ACCOUNTS = 20_000
-CHANGES = 400_000
+ACCOUNTS = 2_000
+FILES = 12
+CHANGES_PER_FILE = 5_000
 PARTITIONS = 4
-
-
-def account_changes(partition: int, count: int) -> pa.Table:
-    """Changes of the accounts that live in one partition; a tenth of them closes the account (a tombstone)."""
-    randomness = np.random.default_rng(partition)
-    accounts = randomness.integers(0, ACCOUNTS // PARTITIONS, count) * PARTITIONS + partition
-    balances = randomness.integers(0, 10_000, count)
-    closed = randomness.random(count) < 0.1
-    now_ms = time.time_ns() // 1_000_000
-    return pa.table(
-        {
-            "key": pa.array([f"account-{account:05d}" for account in accounts]),
-            "value": pa.array([f'{{"balance": {b}}}' for b in balances], mask=closed),
-            "timestamp": pa.array(now_ms - count + np.arange(count)),
-        }
-    )
+TOPIC = "accounts"
+APP = "accounts-demo"
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--writer"]:
+        return _write(sys.argv[2])
     out = Console()
     with tempfile.TemporaryDirectory(prefix="duramen-demo-") as folder:
-        _run(out, folder)
-    return 0
+        return _tell(out, folder)
 
 
-def _run(out: Console, folder: str) -> None:
-    path = os.path.join(folder, "store")
-    out.rule("[bold]1. A store is a directory")
-    with LogStore(path, create=True) as store:
-        topic = store.create_topic(
-            "accounts",
-            partitions=PARTITIONS,
-            configs={"cleanup.policy": "compact", "segment.bytes": 512 << 10, "compression.type": "zstd"},
+# --- the story --------------------------------------------------------------------------------------------------
+
+
+def _tell(out: Console, folder: str) -> int:
+    from logstore.store.store import LogStore
+
+    out.rule("[bold]1. A store is a directory; no broker runs")
+    with LogStore(os.path.join(folder, "store"), create=True) as store:
+        store.create_topic(
+            TOPIC, partitions=PARTITIONS, configs={"cleanup.policy": "compact", "segment.bytes": 1 << 20}
         )
-        out.print(f"Topic [bold]{topic.name}[/] with {PARTITIONS} partitions, compacted, zstd, segments of 512 KiB.")
+    truth = _make_changes(folder)
+    out.print(
+        f"Topic [bold]{TOPIC}[/], {PARTITIONS} partitions, compacted. {FILES * CHANGES_PER_FILE:,} changes of "
+        f"{ACCOUNTS:,} accounts wait in {FILES} files."
+    )
 
-        out.rule("[bold]2. Arrow columns in, Kafka batches on disk")
-        written = seconds = 0.0
-        for number in range(PARTITIONS):
-            changes = account_changes(number, CHANGES // PARTITIONS)
-            began = time.perf_counter()
-            with store.writing(topic, number, what="demo") as log:
-                info = log.append_columns(changes)
-            seconds += time.perf_counter() - began
-            written += info.bytes
-        out.print(
-            f"{CHANGES:,} account changes appended, indexed and fsynced in {seconds:.2f} s "
-            f"({CHANGES / seconds / 1e6:.2f} M records/s, {written / 1e6:.1f} MB)."
-        )
-        out.print(_partitions(store, topic.name))
+    out.rule("[bold]2. A streaming query writes them, and is killed in the middle")
+    killed_at = _run_writer(out, folder, kill_after_files=FILES // 2)
+    out.print(f"[red]SIGKILL[/] to the driver; the ledger has {killed_at} of {FILES} micro-batches.")
 
-        out.rule("[bold]3. The latest value per key, by reading back")
-        began = time.perf_counter()
-        state: dict[bytes | None, bytes | None] = {}
-        for number in range(PARTITIONS):
-            for columns in store.reader(topic, number).columns(0, headers=False):
-                state.update(zip(columns.keys.tolist(), columns.values.tolist(), strict=True))
-        live = sum(value is not None for value in state.values())
-        out.print(
-            f"{live:,} open accounts out of {len(state):,} ({time.perf_counter() - began:.2f} s, checksums verified)."
-        )
+    out.rule("[bold]3. The same query is started again")
+    _run_writer(out, folder, kill_after_files=None)
+    out.print(_batches(folder))
 
-        out.rule("[bold]4. Damage is found, cut out and set aside, never passed over")
-        victim = _damage(store, topic.name)
-        out.print(f"A block of nonsense was written into [bold]{os.path.relpath(victim, path)}[/].")
-        found = _verify(store, topic.name)
-        out.print(f"verify: {len(found)} finding(s); the first: {found[0].what if found else 'none'}")
-        for report in recover(store, topic):
-            if report.dropped_bytes or report.lost_from is not None:
-                out.print(
-                    f"recover: {report.partition} lost offsets {report.lost_from} to {report.lost_to}; "
-                    f"{len(report.quarantined)} file(s) set aside in quarantine/, "
-                    f"the log goes on at {report.log_end_offset}."
-                )
-
-        out.rule("[bold]5. A directory a broker can mount")
-        target = os.path.join(folder, "for-a-broker")
-        export_topics(store, target, [topic])
-        files = sum(len(names) for _, _, names in os.walk(target))
-        out.print(f"Exported: {files} files in Kafka's layout, sealed segments hard-linked.")
-        for name in sorted(os.listdir(os.path.join(target, "accounts-0")))[:6]:
-            out.print(f"  accounts-0/{name}", highlight=False)
+    out.rule("[bold]4. The state comes back, and is compared with the truth")
+    began = time.perf_counter()
+    state, records = _restore(folder)
+    took = time.perf_counter() - began
+    doubled = records - FILES * CHANGES_PER_FILE
+    out.print(f"{records:,} records in the log: {max(-doubled, 0)} missing, {max(doubled, 0)} doubled.")
+    same = state == truth
+    out.print(
+        f"{len(state):,} open accounts restored in {took:.2f} s; "
+        + ("[green]equal to the truth, key for key[/]" if same else "[red]NOT equal to the truth[/]")
+    )
     out.rule("[bold]Done")
-    out.print("Everything was in a temporary folder and is gone. Next: [bold]duramen --help[/], README.md, docs/.")
+    out.print("Next: README.md, [bold].venv/bin/duramen --help[/], docs/spark.md.")
+    return 0 if same and doubled == 0 else 1
 
 
-def _partitions(store: LogStore, name: str) -> Table:
-    topic = store.topic(name)
-    table = Table("partition", "segments", "log start", "high watermark", "bytes", title=None)
-    for number in range(topic.partitions):
-        state = store.partition_state(topic, number)
-        size = sum(segment.size_bytes for segment in state.segments)
-        watermark = store.high_watermark(topic, number)
-        table.add_row(str(number), str(len(state.segments)), str(state.log_start_offset), f"{watermark:,}", f"{size:,}")
+def _make_changes(folder: str) -> dict[str, str]:
+    """Write the input files; returns the state they lead to. A tenth of the changes closes the account."""
+    randomness = np.random.default_rng(20)
+    truth: dict[str, str] = {}
+    incoming = os.path.join(folder, "incoming")
+    os.mkdir(incoming)
+    for number in range(FILES):
+        accounts = randomness.integers(0, ACCOUNTS, CHANGES_PER_FILE)
+        balances = randomness.integers(0, 100_000, CHANGES_PER_FILE)
+        closed = randomness.random(CHANGES_PER_FILE) < 0.1
+        with open(os.path.join(incoming, f"{number:03d}.json"), "w") as file:
+            for account, balance, is_closed in zip(accounts.tolist(), balances.tolist(), closed.tolist(), strict=True):
+                key, value = f"account-{account:05d}", f"{balance / 100:.2f} EUR"
+                file.write(json.dumps({"key": key, "value": None if is_closed else value}) + "\n")
+                if is_closed:
+                    truth.pop(key, None)
+                else:
+                    truth[key] = value
+        os.utime(os.path.join(incoming, f"{number:03d}.json"), (1_700_000_000 + number, 1_700_000_000 + number))
+    return truth
+
+
+def _run_writer(out: Console, folder: str, kill_after_files: int | None) -> int:
+    """Run the query's driver to its end, or kill it when the ledger has that many micro-batches."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "duramen.demo", "--writer", folder],
+        stderr=open(os.path.join(folder, "spark.log"), "a"),  # noqa: SIM115 (the child's)
+        start_new_session=True,
+    )
+    with out.status("Spark is starting…") as status:
+        while child.poll() is None:
+            done = _committed(folder)
+            status.update(f"{done} of {FILES} micro-batches committed")
+            if kill_after_files is not None and done >= kill_after_files:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+                return _committed(folder)
+            time.sleep(0.05)
+    if child.returncode != 0:
+        with open(os.path.join(folder, "spark.log")) as log:
+            out.print("".join(log.readlines()[-30:]))
+        raise SystemExit(f"the streaming query failed with exit code {child.returncode}")
+    return _committed(folder)
+
+
+def _committed(folder: str) -> int:
+    from logstore.ledger import Ledger
+
+    return len(Ledger(os.path.join(folder, "store", "ledger")).commits())
+
+
+def _batches(folder: str) -> Table:
+    from logstore.ledger import Ledger
+
+    table = Table("batch", "records", "bytes", "encode ms", "commit first, then append")
+    for row in Ledger(os.path.join(folder, "store", "ledger")).commits():
+        spans = zip(row.base_offsets, row.end_offsets, strict=True)
+        ranges = "  ".join(f"{number}:[{base},{end})" for number, (base, end) in enumerate(spans))
+        encode = row.timings_ms.get("encode", "")
+        table.add_row(str(row.batch_id), f"{row.records:,}", f"{row.size_bytes:,}", str(encode), ranges)
     return table
 
 
-def _verify(store: LogStore, name: str) -> list[Finding]:
-    topic = store.topic(name)
-    found: list[Finding] = []
-    for number in range(topic.partitions):
-        partition = topic.partition(number)
-        found += verify_partition(
-            store.fs,
-            store.layout.partition(partition),
-            partition=partition,
-            topic_id=topic.id,
-            state_path=store.layout.partition_state(topic.id, number),
-            high_watermark=store.high_watermark(topic, number),
-        ).findings
-    return found
+def _restore(folder: str) -> tuple[dict[str, str], int]:
+    """The latest value of every key without Spark, and how many records the log holds."""
+    from logstore.store.restore import plan_restore, restore_partition
+    from logstore.store.store import LogStore
+
+    state: dict[str, str] = {}
+    with LogStore(os.path.join(folder, "store")) as store:
+        plan = plan_restore(store, TOPIC)
+        for number in range(PARTITIONS):
+            for columns in restore_partition(store, plan, number):
+                for key, value in zip(columns.keys.tolist(), columns.values.tolist(), strict=True):
+                    state[(key or b"").decode()] = (value or b"").decode()
+    return state, sum(plan.end_offsets)
 
 
-def _damage(store: LogStore, name: str) -> str:
-    """Overwrite a few bytes in the middle of the last segment of partition 1."""
-    topic = store.topic(name)
-    segment = store.partition_state(topic, 1).segments[-1]
-    path = os.path.join(store.layout.partition(topic.partition(1)), f"{segment.base_offset:020d}.log")
-    with open(path, "r+b") as file:
-        file.seek(segment.size_bytes // 2)
-        file.write(random.Random(7).randbytes(64))
-    return path
+# --- the streaming query ----------------------------------------------------------------------------------------
+
+
+def _write(folder: str) -> int:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    from streaming import LogSink
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("duramen demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    changes = (
+        spark.readStream.schema("key string, value string")
+        .option("maxFilesPerTrigger", 1)
+        .json(os.path.join(folder, "incoming"))
+    )
+    query = (
+        changes.writeStream.foreachBatch(LogSink(store=os.path.join(folder, "store"), topic=TOPIC, app_id=APP))
+        .option("checkpointLocation", os.path.join(folder, "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return 0
 
 
 if __name__ == "__main__":

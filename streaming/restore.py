@@ -1,7 +1,7 @@
 """State restoration with Spark: the latest value of every key, now or at a moment that is still exact.
 
-One task a partition reads the log twice, first for the keys and then for the records that count; only those reach Spark.
-Topics whose keys may live in several partitions are merged afterwards by timestamp, which costs a shuffle.
+One task a partition reads the log twice, first for the keys and then for the records that count; only those reach
+Spark. Topics whose keys may live in several partitions are merged afterwards by timestamp, which costs a shuffle.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def restore_into_delta(
 ) -> dict[int, int]:
     """Bring a Delta table to the topic's present state; returns the end offsets it stands at.
 
-    The first call writes the table, later ones merge what is new. The offsets are part of the table's own commit, so table
-    and position never disagree. If compaction dropped tombstones since, or `full`, the table is written anew.
+    The first call writes the table, later ones merge what is new. The offsets are part of the table's own commit, so
+    table and position never disagree. If compaction dropped tombstones since, or `full`, the table is written anew.
     """
     from delta.tables import DeltaTable
 

@@ -1,7 +1,8 @@
 """The sink: a callable for `foreachBatch` that appends every micro-batch exactly once.
 
-Rows are encoded where they are, by the tasks of one Spark job, into staged files; the driver sees only counts. One ledger
-transaction decides, then the batches are appended. A batch that Spark runs again is recognised by (app_id, batch_id).
+Rows are encoded where they are, by the tasks of one Spark job, into staged files; the driver sees only counts. One
+ledger transaction decides, then the batches are appended. A batch that Spark runs again is recognised by (app_id,
+batch_id).
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ class LogSink:
                 committer.settle(topic)
 
 
-# --- what driver and sink share -------------------------------------------------------------------------------------------
+# --- what driver and sink share
+# -------------------------------------------------------------------------------------------
 
 _open_stores: dict[tuple[str, int], Committer] = {}
 _open_lock = threading.Lock()

@@ -1,7 +1,7 @@
 """What runs on executors: encoding rows into staged files, and appending committed plans. Imports no Spark.
 
-Both are plain functions over Arrow batches, as `mapInArrow` wants them. An error that is ours travels back as a row, not as a
-failed task: Spark would run the task again three times for nothing and bury the message.
+Both are plain functions over Arrow batches, as `mapInArrow` wants them. An error that is ours travels back as a row,
+not as a failed task: Spark would run the task again three times for nothing and bury the message.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def _task_number() -> int:
     return context.partitionId() if context is not None else 0
 
 
-# --- encoding -----------------------------------------------------------------------------------------------------------
+# --- encoding
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _encode(job: EncodeJob, batches: Batches) -> dict[str, object]:
@@ -183,7 +184,8 @@ def _write_topic(writer: StagedWriter, target: TopicTarget, rows: pa.RecordBatch
     writer.write(target, rows, partitions)
 
 
-# --- appending ----------------------------------------------------------------------------------------------------------
+# --- appending
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _apply(store_path: str, plan_id: str, topic_name: str, numbers: list[int]) -> dict[str, object]:

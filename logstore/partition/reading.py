@@ -333,14 +333,22 @@ def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> Ti
         return _visible(view, _largest_timestamp(view, limits))
     if timestamp_ms < 0:
         return None
-    for number, base in enumerate(view.bases):
-        segment = view.open_segment(base)
+    for number, segment in _searched(view):
         largest_ms = _largest(view, number, segment).timestamp_ms
         if (largest_ms if largest_ms >= 0 else segment.largest_timestamp_ms) >= timestamp_ms:
-            first = segment.find_timestamp(timestamp_ms, view.log_start_offset)
+            first = segment.find_timestamp(timestamp_ms, view.log_start_offset, view.end_offset)
             position = segment.size_bytes if first is None else first.position
             return _visible(view, _first_at_or_after(view, segment, position, timestamp_ms, limits))
     return None
+
+
+def _searched(view: LogView) -> Iterator[tuple[int, LogSegment]]:
+    """The segments with their numbers. Nothing behind the end is judged where another process may be writing it."""
+    for number, base in enumerate(view.bases):
+        segment = view.open_segment(base)
+        if base >= view.end_offset and not segment.writable:
+            return
+        yield number, segment
 
 
 def _largest(view: LogView, number: int, segment: LogSegment) -> TimestampOffset:
@@ -372,8 +380,7 @@ def _first_at_or_after(
 def _largest_timestamp(view: LogView, limits: Limits) -> TimestampOffset | None:
     best: LogSegment | None = None
     largest = TimestampOffset(NO_TIMESTAMP, -1)
-    for number, base in enumerate(view.bases):
-        segment = view.open_segment(base)
+    for number, segment in _searched(view):
         found = _largest(view, number, segment)
         if segment.size_bytes and found.timestamp_ms > largest.timestamp_ms:
             best, largest = segment, found

@@ -189,8 +189,11 @@ class Loader:
                 reason = f"{self._listed[segment.base_offset] - segment.size_bytes} bytes are missing"
             elif at + 1 == len(self._segments):
                 try:
-                    if segment.tail()[1] != segment.size_bytes:
+                    next_offset, end = segment.tail()
+                    if end != segment.size_bytes:
                         reason = "it does not end with a whole batch"
+                    elif segment.last_indexed_offset() >= next_offset > segment.base_offset:
+                        reason = f"its indexes know of offset {segment.last_indexed_offset()}"
                 except CorruptBatch as error:
                     reason = str(error)
             if reason:

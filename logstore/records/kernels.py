@@ -208,6 +208,8 @@ _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntTyp
 _i64 = types.int64
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 HARDWARE_CRC = platform.machine() in ("x86_64", "AMD64") and llvm.get_host_cpu_features().get("sse4.2", False)
+#: whether eight 64-bit polynomials are multiplied at once
+WIDE_CRC = HARDWARE_CRC and all(llvm.get_host_cpu_features().get(name, False) for name in ("avx512f", "vpclmulqdq"))
 
 
 # --- intrinsics: unaligned memory, byte order, a few instructions ---------------------------------------------------
@@ -421,6 +423,89 @@ def _stripe_shift():
 _SLICES = _slices()
 _SHIFT = _stripe_shift()
 
+_WIDE = ir.VectorType(_I64, 8)
+_WIDE_BYTES = 64
+_WIDE_STREAMS = 4
+_WIDE_STEP = _WIDE_BYTES * _WIDE_STREAMS
+
+
+def _fold_factors(bits):
+    """What the two halves of each 16 bytes are multiplied with to move them `bits` further down the message:
+    x^(bits + 32) and x^(bits - 32) modulo the polynomial, in the mirrored order the instruction takes them.
+    """
+    factors = []
+    for exponent in (bits + 32, bits - 32):
+        value = 1 << 31  # mirrored: x^0
+        for _ in range(exponent):
+            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
+        factors.append(value << 1)
+    return ir.Constant(_WIDE, factors * 4)
+
+
+@intrinsic
+def fold_wide(typing_context, crc, address, end):
+    """(CRC state, next address) after the whole _WIDE_STEPs of [address, end), of which there must be one.
+
+    Multiplying without carries folds the message onto itself, step by step, until 64 bytes are left that have the same
+    CRC as all of it.
+    """
+
+    def codegen(context, builder, signature, args):
+        crc, address, end = args
+        module = builder.module
+        multiply = cgutils.get_or_insert_function(
+            module, ir.FunctionType(_WIDE, [_WIDE, _WIDE, _I8]), "llvm.x86.pclmulqdq.512"
+        )
+        step8 = cgutils.get_or_insert_function(
+            module, ir.FunctionType(_I64, [_I64, _I64]), "llvm.x86.sse42.crc32.64.64"
+        )
+
+        def loaded(start, stream):
+            at = builder.add(start, _I64(stream * _WIDE_BYTES))
+            return builder.load(builder.inttoptr(at, _WIDE.as_pointer()), align=1)
+
+        def folded(value, factors, onto):
+            low = builder.call(multiply, [value, factors, _I8(0x00)])
+            high = builder.call(multiply, [value, factors, _I8(0x11)])
+            return builder.xor(builder.xor(low, high), onto)
+
+        first = [loaded(address, stream) for stream in range(_WIDE_STREAMS)]
+        first[0] = builder.xor(first[0], builder.insert_element(ir.Constant(_WIDE, [0] * 8), crc, _I32(0)))
+        begun = builder.add(address, _I64(_WIDE_STEP))
+        before = builder.block
+        head = builder.append_basic_block("fold.head")
+        body = builder.append_basic_block("fold.body")
+        done = builder.append_basic_block("fold.done")
+        builder.branch(head)
+
+        builder.position_at_end(head)
+        at = builder.phi(_I64)
+        at.add_incoming(begun, before)
+        streams = [builder.phi(_WIDE) for _ in first]
+        for stream, value in zip(streams, first, strict=True):
+            stream.add_incoming(value, before)
+        after = builder.add(at, _I64(_WIDE_STEP))
+        builder.cbranch(builder.icmp_signed("<=", after, end), body, done)
+
+        builder.position_at_end(body)
+        at.add_incoming(after, body)
+        factors = _fold_factors(8 * _WIDE_STEP)
+        for number, stream in enumerate(streams):
+            stream.add_incoming(folded(stream, factors, loaded(at, number)), body)
+        builder.branch(head)
+
+        builder.position_at_end(done)
+        factors = _fold_factors(8 * _WIDE_BYTES)
+        rest = streams[0]
+        for stream in streams[1:]:
+            rest = folded(rest, factors, stream)
+        state = _I64(0)
+        for lane in range(8):
+            state = builder.call(step8, [state, builder.extract_element(rest, _I32(lane))])
+        return context.make_tuple(builder, signature.return_type, [state, at])
+
+    return types.UniTuple(_i64, 2)(_i64, _i64, _i64), codegen
+
 
 @njit(nogil=True, error_model="numpy")
 def _skip_stripe(crc):
@@ -433,7 +518,28 @@ def _skip_stripe(crc):
 
 
 @njit(nogil=True, error_model="numpy")
-def _crc_hardware(address, size):
+def _crc_wide(address, size):
+    crc = 0xFFFFFFFF
+    end = address + size
+    if size >= _WIDE_STEP:
+        crc, address = fold_wide(crc, address, end)
+    return _crc_rest(crc, address, end)
+
+
+@njit(nogil=True, error_model="numpy")
+def _crc_rest(crc, address, end):
+    """A few more bytes, and the last touch."""
+    while end - address >= 8:
+        crc = crc_step8(crc, load64_le(address))
+        address += 8
+    while address < end:
+        crc = shift_right(crc, 8) ^ _SLICES[(crc ^ load8(address)) & 0xFF]
+        address += 1
+    return crc ^ 0xFFFFFFFF
+
+
+@njit(nogil=True, error_model="numpy")
+def _crc_striped(address, size):
     crc = 0xFFFFFFFF
     end = address + size
     # One CRC instruction takes three cycles but a new one can start each cycle: three streams hide the wait.
@@ -448,13 +554,7 @@ def _crc_hardware(address, size):
             address += 8
         crc = _skip_stripe(_skip_stripe(crc) ^ second) ^ third
         address += 2 * _STRIPE
-    while end - address >= 8:
-        crc = crc_step8(crc, load64_le(address))
-        address += 8
-    while address < end:
-        crc = shift_right(crc, 8) ^ _SLICES[(crc ^ load8(address)) & 0xFF]
-        address += 1
-    return crc ^ 0xFFFFFFFF
+    return _crc_rest(crc, address, end)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -480,13 +580,20 @@ def _crc_tables(address, size):
     return crc ^ 0xFFFFFFFF
 
 
-_crc = _crc_hardware if HARDWARE_CRC else _crc_tables
+_crc_by_instruction = _crc_striped if HARDWARE_CRC else _crc_tables
+_crc = _crc_wide if WIDE_CRC else _crc_by_instruction
 
 
 @njit(nogil=True, error_model="numpy")
 def crc32c(address, size):
     """CRC-32C of `size` bytes, by the processor where it can."""
     return _crc(address, size)
+
+
+@njit(nogil=True, error_model="numpy")
+def crc32c_striped(address, size):
+    """CRC-32C by the processor's own instruction, where it has one; what most processors run."""
+    return _crc_by_instruction(address, size)
 
 
 @njit(nogil=True, error_model="numpy")
@@ -1838,6 +1945,7 @@ def map_grow(source, source_slots, target, target_slots):
 #: name -> number of int64 parameters; everything `native` compiles and loads
 KERNELS = {
     "crc32c": 2,
+    "crc32c_striped": 2,
     "crc32c_tables": 2,
     "encode": 1,
     "finish_batch": 2,

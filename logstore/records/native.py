@@ -35,6 +35,7 @@ class Kernels:
     """The loaded kernels; every attribute is a function of int64 to int64."""
 
     crc32c: Callable[[int, int], int]
+    crc32c_striped: Callable[[int, int], int]
     crc32c_tables: Callable[[int, int], int]
     encode: Callable[[int], int]
     finish_batch: Callable[[int, int], int]

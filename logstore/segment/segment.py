@@ -114,7 +114,7 @@ class LogSegment:
 
     def scan_largest(self, end_offset: int = INT64_MAX) -> TimestampOffset:
         """The same from the log below `end_offset`: the time index of an active segment lags behind its log."""
-        largest = self.time_index.last_entry()
+        largest = self.time_index.last_below(end_offset)
         first = self.find_batch(largest.offset)
         if first is None:
             return largest
@@ -331,9 +331,16 @@ class LogSegment:
                 f"no batch from {position} on ends at offset {through}", file=self.offset_index.path, offset=through
             )
 
-    def find_timestamp(self, timestamp_ms: int, start_offset: int) -> BatchHeader | None:
-        """The batch at which a search for the first record at or after a time must begin."""
-        return self.find_batch(max(self.time_index.lookup(timestamp_ms).offset, start_offset))
+    def last_indexed_offset(self) -> int:
+        """The largest offset either index speaks of, the base when they are empty."""
+        return max(self.offset_index.last_offset(), self.time_index.last_entry().offset)
+
+    def find_timestamp(self, timestamp_ms: int, start_offset: int, end_offset: int = INT64_MAX) -> BatchHeader | None:
+        """The batch at which a search for the first record at or after a time must begin; None when it lies behind
+        `end_offset`.
+        """
+        offset = max(self.time_index.lookup(timestamp_ms).offset, start_offset)
+        return self.find_batch(offset) if offset < end_offset else None
 
     # --- cutting and rebuilding -------------------------------------------------------------------------------------
 

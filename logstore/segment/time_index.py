@@ -42,6 +42,11 @@ class TimeIndex(IndexFile):
     def last_entry(self) -> TimestampOffset:
         return self.entry(self.entries - 1) if self.entries else TimestampOffset(NO_TIMESTAMP, self.base_offset)
 
+    def last_below(self, end_offset: int) -> TimestampOffset:
+        """The last entry of an offset below `end_offset`, or (-1, base offset)."""
+        number = self._largest_at_most(end_offset - 1, "_offset")
+        return self.entry(number) if number >= 0 else TimestampOffset(NO_TIMESTAMP, self.base_offset)
+
     def maybe_append(self, timestamp_ms: int, offset: int) -> bool:
         """Append when the timestamp is new, ignoring fullness: the final entry of a segment."""
         last = self.last_entry()

@@ -270,8 +270,12 @@ class Workload:
         target = max(
             self.rng.choice((end + 3, end, end - 1, end - 2, end - 7, (start + end) // 2, start, start - 1)), 0
         )
-        if not forgets_a_timestamp(self.twins, target):
-            self.twins.truncate(target)
+        if forgets_a_timestamp(self.twins, target):
+            return
+        self.twins.truncate(target)
+        if self.twins.log.high_watermark < self.twins.log.log_end_offset:
+            # Cut inside a batch: our high watermark stays at the last record's end until there is another one.
+            self.twins.append_records([Record(b"k", b"v", self.now_ms)], self.leader_epoch)
 
     def log_start(self) -> None:
         start, end = self.twins.log.log_start_offset, self.twins.log.log_end_offset

@@ -220,8 +220,7 @@ def _check_repeat(log: PartitionLog, entry: Entry) -> None:
         ),
     )
     end = log.log_end_offset
-    latest = log._epochs.latest
-    info = log.append_batches(again, leader_epoch=latest.epoch if latest else 0)
+    info = log.append_batches(again, leader_epoch=-1)
     assert info.duplicate, f"{entry} was appended twice"
     assert (info.last_offset, log.log_end_offset) == (entry.offset, end)
 

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from crash.oracle import Model, bounds, check, check_files
-from crash.workload import Operation, Place, Settings, UnsyncedFiles, draw_settings, records_of
+from crash.workload import Operation, Place, Settings, UnsyncedFiles, draw_settings, leader_epoch, records_of
 from logstore.clock import SYSTEM_CLOCK
 from logstore.limits import INT64_MAX
 
@@ -144,8 +144,7 @@ def judge(place: Place, copy: Place, settings: Settings, life: Life) -> Model:
 
 def _go_on(log: Any, copy: Place, settings: Settings, model: Model, operation: Operation) -> None:
     """Append to the recovered log, close it, and find all of it again."""
-    latest = log._epochs.latest
-    info = log.append(records_of(operation), batch_bytes=200, leader_epoch=latest.epoch if latest else 0)
+    info = log.append(records_of(operation), batch_bytes=200, leader_epoch=leader_epoch(operation.now_ms))
     assert info.first_offset == model.log_end
     expected = list(log.records())
     log.close()

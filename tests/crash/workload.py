@@ -165,6 +165,11 @@ def batch_of(operation: Operation) -> bytes:
     )
 
 
+def leader_epoch(now_ms: int) -> int:
+    """A leader's epoch never goes back, even when the log forgets that there was one."""
+    return (now_ms >> 6) & 0x0FFFFFFF
+
+
 def draw_operation(rng: random.Random, log: PartitionLog, now_ms: int) -> Operation:
     """The next thing to do with `log`; only what it would accept is drawn."""
     kinds = {
@@ -181,8 +186,7 @@ def draw_operation(rng: random.Random, log: PartitionLog, now_ms: int) -> Operat
     }
     kind = rng.choices(list(kinds), list(kinds.values()))[0]
     start, end = log.log_start_offset, log.log_end_offset
-    latest = log._epochs.latest
-    epoch = (latest.epoch if latest else 0) + (rng.random() < 0.1)
+    epoch = leader_epoch(now_ms)
     seed = rng.getrandbits(40)
     count = rng.randint(1, RECORDS_MAX)
     if kind in ("append", "columns"):
@@ -203,9 +207,7 @@ def draw_operation(rng: random.Random, log: PartitionLog, now_ms: int) -> Operat
     return Operation(kind)
 
 
-def _draw_batch(
-    rng: random.Random, log: PartitionLog, seed: int, now_ms: int, count: int, leader_epoch: int
-) -> Operation:
+def _draw_batch(rng: random.Random, log: PartitionLog, seed: int, now_ms: int, count: int, epoch: int) -> Operation:
     producer_id = rng.choice(PRODUCER_IDS)
     state = log._producers.last_state(producer_id)
     in_transaction = state is not None and state.current_txn_first_offset is not None
@@ -214,7 +216,7 @@ def _draw_batch(
             "marker",
             now_ms=now_ms,
             count=1,
-            leader_epoch=leader_epoch,
+            leader_epoch=epoch,
             producer_id=producer_id,
             commit=rng.random() < 0.5,
         )
@@ -224,9 +226,10 @@ def _draw_batch(
         now_ms,
         min(count, log.config.segment_bytes // 200),  # a producer's batch is not divided among segments
         codec_id=rng.choice((0, 0, 1)),
-        leader_epoch=leader_epoch,
+        leader_epoch=epoch,
         producer_id=producer_id,
-        sequence=0 if state is None else state.last_sequence + 1,
+        # a producer that is not known begins where none has been: it would come with another epoch else
+        sequence=rng.randrange(1 << 30) if state is None else state.last_sequence + 1,
         transactional=in_transaction or rng.random() < 0.4,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from crash.oracle import Bounds, Model, bounds, check, check_files, check_quarantine
-from crash.workload import Operation, Place, Settings, Writer, draw_operation, draw_settings
+from crash.workload import Operation, Place, Settings, Writer, draw_operation, draw_settings, leader_epoch
 from logstore.clock import ManualClock
 from logstore.limits import INT64_MAX
 from logstore.partition.log import PartitionLog
@@ -127,7 +127,8 @@ _Step = Callable[[PartitionLog], Operation]
 
 def _append(count: int, kind: str = "append") -> _Step:
     def step(log: PartitionLog) -> Operation:
-        return Operation(kind, seed=1000 * count + log.log_end_offset, now_ms=NOW_MS + log.log_end_offset, count=count)
+        end, now_ms = log.log_end_offset, log._clock.now_ms()
+        return Operation(kind, 1000 * count + end, now_ms, count, leader_epoch=leader_epoch(now_ms))
 
     return step
 
@@ -143,7 +144,7 @@ def _batch(producer_id: int, count: int, *, transactional: bool = False) -> _Ste
             producer_id=producer_id,
             sequence=state.last_sequence + 1 if state else 0,
             transactional=transactional,
-            leader_epoch=log.log_end_offset // 20,
+            leader_epoch=leader_epoch(log._clock.now_ms()),
         )
 
     return step
@@ -152,7 +153,11 @@ def _batch(producer_id: int, count: int, *, transactional: bool = False) -> _Ste
 def _marker(producer_id: int, *, commit: bool) -> _Step:
     def step(log: PartitionLog) -> Operation:
         return Operation(
-            "marker", count=1, producer_id=producer_id, commit=commit, leader_epoch=log.log_end_offset // 20
+            "marker",
+            count=1,
+            producer_id=producer_id,
+            commit=commit,
+            leader_epoch=leader_epoch(log._clock.now_ms()),
         )
 
     return step
@@ -253,7 +258,7 @@ def run(settings: Settings, script: tuple[_Step, ...], cut_at: int) -> tuple[Mac
         machine.start()
         for step in script:
             machine.do(step(machine.log))
-            machine.wait(1)
+            machine.wait(20)
     except PowerCut:
         return machine, True
     machine.fs.heal()

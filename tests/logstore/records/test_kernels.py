@@ -58,15 +58,15 @@ def test_guarded_memory_ends_the_process_one_byte_further(where: str) -> None:
 # --- checksums --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["crc32c", "crc32c_tables"])
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_striped", "crc32c_tables"])
 @given(data=st.binary(max_size=400), place=places)
 def test_crc32c_is_its_twins(name: str, data: bytes, place: Place) -> None:
     memory = place(data)
     assert getattr(kernels(), name)(address_of(memory), len(data)) == twins.crc32c(data)
 
 
-@pytest.mark.parametrize("name", ["crc32c", "crc32c_tables"])
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 3071, 3072, 3073, 6143, 6144, 9217, 100_003])
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_striped", "crc32c_tables"])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 255, 256, 257, 511, 512, 513, 3071, 3072, 3073, 6143, 6144, 9217, 100_003])
 def test_crc32c_of_lengths_around_the_interleaved_stripes(name: str, size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
     for place in (guarded.at_end, guarded.at_start):
@@ -74,7 +74,7 @@ def test_crc32c_of_lengths_around_the_interleaved_stripes(name: str, size: int) 
         assert getattr(kernels(), name)(address_of(memory), size) == library_crc32c.crc32c(data)
 
 
-@pytest.mark.parametrize("name", ["crc32c", "crc32c_tables"])
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_striped", "crc32c_tables"])
 def test_crc32c_of_the_published_check_string(name: str) -> None:
     data = guarded.at_end(b"123456789")
     assert getattr(kernels(), name)(address_of(data), 9) == 0xE3069283 == twins.crc32c(b"123456789")

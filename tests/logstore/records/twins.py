@@ -45,7 +45,7 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-crc32c_tables = crc32c
+crc32c_striped = crc32c_tables = crc32c
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
