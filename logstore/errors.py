@@ -301,6 +301,10 @@ class DiskFull(DuramenError):
     """There is not enough room for what is about to be written; nothing was changed."""
 
 
+class AppendUnfinished(DuramenError):
+    """A committed batch that could not be appended; it stands, and the next writer of its topics finishes it."""
+
+
 class HistoryCompacted(DuramenError):
     """Compaction has thinned the moment that was asked for; `earliest` has the first exact offset of each partition."""
 

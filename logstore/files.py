@@ -8,11 +8,15 @@ as they are (OSError); what they mean for the log is said by the caller.
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Buffer  # collections.abc has it only from Python 3.12
 
 
@@ -120,6 +124,8 @@ class OsFile:
 
     def pwrite(self, data: Buffer, position: int) -> None:
         view = memoryview(data).cast("B")
+        if len(view) >= _LARGE_WRITE_BYTES:
+            _reserve(self._fd, position, len(view))
         done = 0
         while done < len(view):
             done += os.pwrite(self._fd, view[done:], position + done)
@@ -143,6 +149,33 @@ class OsFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+_LARGE_WRITE_BYTES = 1 << 20
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+def _reserve(fd: int, position: int, size: int) -> None:
+    """Have the blocks of the write that follows allocated in one go, which the system otherwise does page by page: a
+    quarter of a write's time on ext4. The size of the file stays. Where this is not supported, or there is no room,
+    nothing happens here: the write itself will tell.
+    """
+    fallocate = _fallocate()
+    if fallocate is not None:
+        fallocate(fd, _KEEP_SIZE, position, size)
+
+
+@functools.lru_cache(maxsize=1)
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    """The system's fallocate; os.posix_fallocate would change the size, and write zeros where it is not supported."""
+    import ctypes  # commands that write nothing start without it
+
+    try:
+        function = ctypes.CDLL(None).fallocate
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return cast("Callable[[int, int, int, int], int]", function) if sys.maxsize > 1 << 32 else None
 
 
 class OsFileSystem:
@@ -206,14 +239,14 @@ def read_whole(fs: FileSystem, path: str, *, limit: int) -> bytes:
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
-    """Make the directory and its parents, on disk when this returns; nothing is done when it is there."""
-    missing = []
-    while path and not fs.exists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for each in reversed(missing):
-        fs.mkdir(each)
-        fs.fsync_dir(os.path.dirname(each) or ".")
+    """Make the directory, and parents that are missing. Its name is on disk when this returns, also when somebody else
+    made it and died.
+    """
+    parent = os.path.dirname(path) or "."
+    if not fs.exists(parent):
+        make_directory(fs, parent)
+    fs.mkdir(path)
+    fs.fsync_dir(parent)
 
 
 def replace_file(fs: FileSystem, path: str, data: bytes, *, durable: bool = True) -> None:

@@ -26,7 +26,7 @@ class StagedMessage(WriterCommitMessage):
 
 
 class LogWriter(DataSourceArrowWriter):
-    """Planned on the driver, run on executors, committed on the driver: three processes that share the plan's folder."""
+    """Planned on the driver, run on executors, committed on the driver: processes that share the plan's folder."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -55,6 +55,7 @@ class LogWriter(DataSourceArrowWriter):
         raise AssertionError("a task always reports")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Spark calls `abort` when this raises."""
         reports = sorted((each for each in messages if isinstance(each, StagedMessage)), key=lambda each: each.task)
         files = [file for file in (staged_file(read_report(each.report)) for each in reports) if file is not None]
         with LogStore(self._options.store) as store:
@@ -72,4 +73,7 @@ class LogWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         with LogStore(self._options.store) as store:
-            Staging(store, self._plan_id).discard()
+            staging = Staging(store, self._plan_id)
+            # An append may have failed after the commit: then the staged files are all there is of it.
+            staging.decided = bool(Committer(store).ledger.find_plan(self._plan_id))
+            staging.close()

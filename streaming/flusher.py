@@ -33,7 +33,8 @@ def flush_later(committer: Committer, topics: list[str], delay_ms: int) -> None:
 def flush_now() -> None:
     """Everything that is waiting; at exit, and for tests."""
     with _changed:
-        waiting, _due_now = list(_due.items()), _due.clear()
+        waiting = list(_due.items())
+        _due.clear()
     for (_, topic), (_, committer) in waiting:
         _flush(committer, topic)
 

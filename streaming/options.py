@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from logstore.errors import InvalidConfig, UnknownConfig
 
 EARLIEST = -2
 LATEST = -1
+#: beside the topics in the JSON of offsets; no topic can be called so
+IDS = "@ids"
 
 #: topic -> partition -> offset (or timestamp)
 Offsets = dict[str, dict[int, int]]
@@ -34,7 +37,9 @@ _READ = (
     "includeHeaders",
     "isolationLevel",
 )
-_WRITE = ("store", "topic", "app_id", "batch_id", "query_id", "compressionType", "batchSize", "createTopics", "adopt")
+_WRITE = ("store", "topic", "app_id", "batch_id", "query_id", "compression.type", "batch.size", "adopt")
+#: spelled as other options of Spark's are
+_ALSO = {"compressiontype": "compression.type", "batchsize": "batch.size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,11 @@ class Boundary:
     """Where reading begins or ends: everywhere the same (EARLIEST, LATEST), by partition, or by time."""
 
     everywhere: int | None = None
-    offsets: Offsets = field(default_factory=dict)
+    offsets: Offsets | None = None
     timestamp_ms: int | None = None
-    timestamps: Offsets = field(default_factory=dict)
+    timestamps: Offsets | None = None
+    #: topic -> id, where the offsets say whose they are
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ def _given(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]
     proper = {name.lower(): name for name in known}
     found = {}
     for name, value in options.items():
+        name = _ALSO.get(name.lower(), name) if "compression.type" in known else name
         if name.lower() not in proper:
             near = difflib.get_close_matches(name.lower(), proper, n=1)
             hint = f"Did you mean {proper[near[0]]}?" if near else f"Known options: {', '.join(known)}"
@@ -87,6 +95,7 @@ def _given(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]
         found[proper[name.lower()]] = value
     if not found.get("store"):
         raise InvalidConfig("option 'store' is missing", hint="Give the path of the store")
+    found["store"] = os.path.abspath(found["store"])  # tasks run elsewhere
     return found
 
 
@@ -109,7 +118,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     starting = _boundary(given, "starting", default=LATEST if streaming else EARLIEST)
     ending = _boundary(given, "ending", default=LATEST)
     if ending.everywhere == EARLIEST or any(
-        offset == EARLIEST for per in ending.offsets.values() for offset in per.values()
+        offset == EARLIEST for per in (ending.offsets or {}).values() for offset in per.values()
     ):
         raise InvalidConfig("endingOffsets cannot be earliest")
     if not streaming and starting.everywhere == LATEST:
@@ -137,8 +146,8 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises UnknownConfig, InvalidConfig."""
     given = _given({name: value for name, value in options.items() if name.lower() != "path"}, _WRITE)
     batch_id = given.get("batch_id")
-    if batch_id is not None and not batch_id.isdigit():
-        raise InvalidConfig(f"batch_id is {batch_id!r}; expected a number from 0 up")
+    if batch_id is not None:
+        _natural(batch_id, "batch_id")
     if batch_id is not None and "app_id" not in given:
         raise InvalidConfig("batch_id counts the batches of an app_id; give both or none")
     return WriteOptions(
@@ -147,8 +156,8 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         given.get("app_id"),
         None if batch_id is None else int(batch_id),
         given.get("query_id"),
-        given.get("compressionType", "none"),
-        _positive(given, "batchSize"),
+        given.get("compression.type", "none"),
+        _positive(given, "batch.size"),
         _boolean(given, "adopt", False),
     )
 
@@ -159,24 +168,27 @@ def _boundary(given: Mapping[str, str], side: str, *, default: int) -> Boundary:
     if timestamp is not None:  # Spark's order of precedence
         return Boundary(timestamp_ms=_natural(timestamp, names[0]))
     if by_timestamp is not None:
-        return Boundary(timestamps=_offsets(by_timestamp, names[1], lowest=0))
+        return Boundary(timestamps=_offsets(by_timestamp, names[1], lowest=0)[0])
     if offsets is None:
         return Boundary(default)
     word = offsets.strip().lower()
     if word in ("earliest", "latest"):
         return Boundary(EARLIEST if word == "earliest" else LATEST)
-    return Boundary(offsets=_offsets(offsets, names[2], lowest=EARLIEST))
+    found, topic_ids = _offsets(offsets, names[2], lowest=EARLIEST)
+    return Boundary(offsets=found, topic_ids=topic_ids)
 
 
-def _offsets(text: str, name: str, *, lowest: int) -> Offsets:
+def _offsets(text: str, name: str, *, lowest: int) -> tuple[Offsets, dict[str, str]]:
     example = '{"topic": {"0": 23, "1": -2}}'
     try:
         document = json.loads(text)
-        parsed = {
-            str(topic): {int(partition): offset for partition, offset in entries.items()}
-            for topic, entries in document.items()
-        }
-    except (ValueError, AttributeError, TypeError) as error:
+        topic_ids = {str(topic): str(topic_id) for topic, topic_id in document.pop(IDS, {}).items()}
+        parsed: Offsets = {}
+        for topic, entries in document.items():
+            parsed[topic] = {int(partition): offset for partition, offset in entries.items()}
+            if len(parsed[topic]) < len(entries):
+                raise ValueError(f"a partition of {topic} is there twice")
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InvalidConfig(f"{name} is not JSON of the form {example}: {error}") from None
     for topic, entries in parsed.items():
         for partition, offset in entries.items():
@@ -184,15 +196,17 @@ def _offsets(text: str, name: str, *, lowest: int) -> Offsets:
                 raise InvalidConfig(
                     f"{name} has {offset!r} for {topic}-{partition}; expected a number from {lowest} up"
                 )
-    return parsed
+    return parsed, topic_ids
 
 
 def _assign(text: str) -> dict[str, tuple[int, ...]]:
     example = '{"topic": [0, 1]}'
     try:
         document = json.loads(text)
-        parsed = {str(topic): tuple(int(number) for number in numbers) for topic, numbers in document.items()}
-    except (ValueError, AttributeError, TypeError) as error:
+        parsed = {str(topic): tuple(numbers) for topic, numbers in document.items() if isinstance(numbers, list)}
+        if len(parsed) < len(document) or any(type(n) is not int for numbers in parsed.values() for n in numbers):
+            raise ValueError("partitions are a list of numbers")
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InvalidConfig(f"assign is not JSON of the form {example}: {error}") from None
     if not parsed or not all(parsed.values()):
         raise InvalidConfig(f"assign names no partition; expected {example}")
@@ -223,6 +237,6 @@ def _positive(given: Mapping[str, str], name: str) -> int | None:
 
 
 def _natural(text: str, name: str) -> int:
-    if not str(text).strip().isdigit():
+    if not re.fullmatch(r"\s*[0-9]{1,19}\s*", str(text)):
         raise InvalidConfig(f"{name} is {text!r}; expected a number from 0 up")
     return int(text)

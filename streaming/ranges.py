@@ -1,19 +1,26 @@
-"""Which offsets a read covers: subscription and boundaries resolved against a store, as ranges a task can read alone."""
+"""Which offsets a read covers: subscription and boundaries resolved against a store, as ranges a task can read alone.
+
+Offsets of a stream are JSON, `{"topic": {"0": 23}, "@ids": {"topic": id}}`: those of Spark's Kafka source, and the ids
+by which a topic that was deleted and created again is noticed.
+"""
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from logstore.errors import InvalidConfig, OffsetOutOfRange, UnknownTopic
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
-from streaming.options import EARLIEST, LATEST, Boundary, ReadOptions
+from streaming.options import EARLIEST, IDS, LATEST, Boundary, ReadOptions
 
-#: topic -> partition (as text: offsets of a stream are JSON) -> offset
-StreamOffsets = dict[str, dict[str, int]]
+#: topic -> partition (as text: offsets of a stream are JSON) -> offset; and under IDS topic -> id
+StreamOffsets = dict[str, dict[str, Any]]
+#: the same, taken apart: (topic, id, partition) -> offset
+Positions = dict[tuple[str, str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,11 @@ def resolve(store: LogStore, options: ReadOptions, boundary: Boundary, name: str
     """The boundary as an offset of each partition. Raises InvalidConfig, OffsetOutOfRange."""
     partitions = subscribed(store, options)
     for given, kind in ((boundary.offsets, "Offsets"), (boundary.timestamps, "OffsetsByTimestamp")):
-        if given:
+        if given is not None:
             _check_complete(given, partitions, f"{name}{kind}")
+    for topic, _ in partitions:
+        if boundary.topic_ids.get(topic.name, topic.id) != topic.id:
+            raise _recreated(topic.name)
     return [(topic, number, _offset(store, options, boundary, topic, number, name)) for topic, number in partitions]
 
 
@@ -72,12 +82,12 @@ def _offset(store: LogStore, options: ReadOptions, boundary: Boundary, topic: To
     start = store.partition_state(topic, number).log_start_offset
     end = _end(store, options, topic, number)
     timestamp_ms = boundary.timestamp_ms
-    if boundary.timestamps:
+    if boundary.timestamps is not None:
         timestamp_ms = boundary.timestamps[topic.name][number]
     if timestamp_ms is not None:
         found = store.reader(topic, number).offset_for_timestamp(timestamp_ms)
         if found is not None:
-            return found.offset
+            return min(found.offset, end)
         if name == "starting" and not options.latest_when_no_timestamp:
             raise InvalidConfig(
                 f"no record of {topic.name}-{number} is at or after {timestamp_ms}",
@@ -86,6 +96,7 @@ def _offset(store: LogStore, options: ReadOptions, boundary: Boundary, topic: To
         return end
     offset = boundary.everywhere
     if offset is None:
+        assert boundary.offsets is not None
         offset = boundary.offsets[topic.name][number]
     if offset == EARLIEST:
         return start
@@ -117,10 +128,23 @@ def batch_ranges(store: LogStore, options: ReadOptions) -> list[OffsetRange]:
 
 
 def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> OffsetRange:
-    """The range, begun at the log start when older records are gone and that is allowed. Raises OffsetOutOfRange."""
+    """The range, begun at the log start when older records are gone and that is allowed.
+
+    Raises OffsetOutOfRange, UnknownTopic.
+    """
     topic = store.topic(wanted.topic)
     if topic.id != wanted.topic_id:
-        raise UnknownTopic(f"topic {wanted.topic} was deleted and created again", hint="Start the query anew")
+        if options.fail_on_data_loss:
+            raise _recreated(wanted.topic)
+        return replace(wanted, start=wanted.end)
+    end = _end(store, options, topic, wanted.partition)
+    if wanted.end > end and options.fail_on_data_loss:
+        raise OffsetOutOfRange(
+            f"records up to {wanted.end} were there, the log ends at {end}",
+            partition=topic.partition(wanted.partition),
+            offset=wanted.end,
+            hint="The store is older than the query; start the query anew",
+        )
     log_start = store.partition_state(topic, wanted.partition).log_start_offset
     if wanted.start >= log_start or wanted.start >= wanted.end:
         return wanted
@@ -134,6 +158,13 @@ def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> Offs
     return replace(wanted, start=min(log_start, wanted.end))
 
 
+def _recreated(name: str) -> UnknownTopic:
+    return UnknownTopic(
+        f"topic {name} was deleted and created again",
+        hint="Start the query anew; in a stream failOnDataLoss=false goes on with the new topic",
+    )
+
+
 def split(ranges: list[OffsetRange], min_partitions: int | None) -> list[OffsetRange]:
     """At least `min_partitions` ranges where there are that many offsets, in proportion to their size."""
     total = sum(each.end - each.start for each in ranges)
@@ -142,27 +173,69 @@ def split(ranges: list[OffsetRange], min_partitions: int | None) -> list[OffsetR
     pieces = []
     for each in ranges:
         size = each.end - each.start
-        parts = min(size, max(1, math.ceil(size / total * min_partitions)))
+        parts = min(size, max(1, -(-size * min_partitions // total)))
         bounds = [each.start + size * part // parts for part in range(parts + 1)]
-        pieces += [replace(each, start=low, end=high) for low, high in zip(bounds, bounds[1:], strict=False)]
+        pieces += [replace(each, start=low, end=high) for low, high in itertools.pairwise(bounds)]
     return pieces
 
 
-def limited(start: StreamOffsets, latest: StreamOffsets, rows_max: int) -> StreamOffsets:
-    """Ends of a micro-batch of about `rows_max` offsets, shared out in proportion to what each partition has."""
-    sizes = {
-        (topic, number): max(end - start.get(topic, {}).get(number, end), 0)
-        for topic, entries in latest.items()
-        for number, end in entries.items()
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def to_stream(positions: Positions) -> StreamOffsets:
+    offsets: StreamOffsets = {}
+    for (topic, _, number), offset in sorted(positions.items()):
+        offsets.setdefault(topic, {})[str(number)] = offset
+    if positions:
+        offsets[IDS] = {topic: topic_id for topic, topic_id, _ in sorted(positions)}
+    return offsets
+
+
+def from_stream(offsets: StreamOffsets) -> Positions:
+    ids = offsets.get(IDS, {})
+    return {
+        (topic, ids.get(topic, ""), int(number)): offset
+        for topic, entries in offsets.items()
+        if topic != IDS
+        for number, offset in entries.items()
     }
+
+
+def stream_start(options: ReadOptions, start: Positions, end: Positions) -> Positions:
+    """Where each partition of `end` is read from; partitions that came since, from 0.
+
+    Raises UnknownTopic for a topic that is gone or another one by now, OffsetOutOfRange for one that ends before it
+    began, unless data loss is allowed: then the new topic is read from its beginning.
+    """
+    names = {topic: topic_id for topic, topic_id, _ in end}
+    if options.fail_on_data_loss:
+        for (topic, topic_id, number), offset in start.items():
+            if topic not in names:
+                raise UnknownTopic(f"topic {topic} is gone", hint="failOnDataLoss=false goes on without it")
+            if topic_id not in ("", names[topic]):
+                raise _recreated(topic)
+            if offset > end.get((topic, names[topic], number), offset):
+                raise OffsetOutOfRange(
+                    f"the stream is at {offset}, the log ends at {end[topic, names[topic], number]}",
+                    partition=f"{topic}-{number}",
+                    offset=offset,
+                    hint="The store is older than the query; start the query anew",
+                )
+    return {key: start.get(key, start.get((key[0], "", key[2]), 0)) for key in end}
+
+
+def limited(start: Positions, latest: Positions, rows_max: int) -> Positions:
+    """Ends of a micro-batch of at most `rows_max` offsets, shared out in proportion to what each partition has.
+
+    Shares are rounded down; what that leaves goes to those that lost most by it, so that a micro-batch is always as
+    large as it may be.
+    """
+    sizes = {key: max(end - start[key], 0) for key, end in latest.items()}
     total = sum(sizes.values())
     if total <= rows_max:
         return latest
-    ends: StreamOffsets = {}
-    for topic, entries in latest.items():
-        for number, end in entries.items():
-            size = sizes[topic, number]
-            begin = end - size
-            share = min(size, math.ceil(size * rows_max / total)) if size else 0
-            ends.setdefault(topic, {})[number] = begin + share
-    return ends
+    shares = {key: size * rows_max // total for key, size in sizes.items()}
+    by_loss = sorted(sizes, key=lambda key: (-(sizes[key] * rows_max % total), key))
+    for key in by_loss[: rows_max - sum(shares.values())]:
+        shares[key] += 1
+    return {key: min(start[key], latest[key]) + share for key, share in shares.items()}

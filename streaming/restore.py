@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from logstore.store.restore import RestorePlan, plan_restore, restore_partition
+from logstore.store.restore import RestorePlan, plan_restore, restore_partition, restored_batch
 from logstore.store.store import LogStore
+from streaming.options import IDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "key binary, value binary, partition int, offset long, timestamp timestamp"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_HISTORY_MAX = 20
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -40,6 +42,9 @@ def restore_state(
     The DataFrame carries `end_offsets` (partition → offset), `starting_offsets` (the same as the JSON that a following
     stream takes as startingOffsets) and `plan`. With `since_offsets` only what is newer is read: an increment to apply,
     for which `tombstones=True` also delivers deleted keys, with a null value.
+
+    It is read when an action needs it, each time anew and always up to the same offsets; if compaction has overtaken
+    them by then, the action fails with HistoryCompacted.
     Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
     """
     path = os.path.abspath(os.fspath(store))
@@ -52,14 +57,19 @@ def restore_state(
             since_offsets=since_offsets,
             allow_thinned=allow_thinned,
         )
-    partitions = len(plan.end_offsets)
-    keep_tombstones = tombstones or not plan.by_partition
-    tasks = spark.range(0, partitions, 1, partitions)
-    rows = tasks.mapInArrow(_restore_task(path, plan, keep_tombstones), SCHEMA)
+    return _restored(spark, path, plan, tombstones=tombstones)
+
+
+def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
+    # A tombstone of one partition may be what removes a key from another.
+    task = _restore_task(path, plan, tombstones or not plan.by_partition)
+    rows = spark.range(0, plan.partitions, 1, plan.partitions).mapInArrow(task, SCHEMA)
     if not plan.by_partition:
         rows = _merged(rows, tombstones)
     rows.end_offsets = dict(enumerate(plan.end_offsets))  # type: ignore[attr-defined]
-    rows.starting_offsets = json.dumps({topic: {str(n): end for n, end in enumerate(plan.end_offsets)}})  # type: ignore[attr-defined]
+    rows.starting_offsets = json.dumps(  # type: ignore[attr-defined]
+        {plan.topic: {str(n): end for n, end in enumerate(plan.end_offsets)}, IDS: {plan.topic: plan.topic_id}}
+    )
     rows.plan = plan  # type: ignore[attr-defined]
     return rows
 
@@ -70,24 +80,9 @@ def _restore_task(store: str, plan: RestorePlan, tombstones: bool) -> Callable[[
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     for columns in restore_partition(opened, plan, number, tombstones=tombstones):
-                        yield _rows(columns, number)
+                        yield restored_batch(columns, number)
 
     return run
-
-
-def _rows(columns: Any, partition: int) -> pa.RecordBatch:
-    from logstore.records.arrow import to_arrow
-
-    decoded = to_arrow(columns)
-    micros = pa.array(columns.timestamps_ms * 1000, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    arrays = {
-        "key": decoded.column("key"),
-        "value": decoded.column("value"),
-        "partition": pa.repeat(pa.scalar(partition, pa.int32()), len(columns)),
-        "offset": decoded.column("offset"),
-        "timestamp": micros,
-    }
-    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
 def _merged(rows: DataFrame, tombstones: bool) -> DataFrame:
@@ -105,50 +100,62 @@ def restore_into_delta(
     """Bring a Delta table to the topic's present state; returns the end offsets it stands at.
 
     The first call writes the table, later ones merge what is new. The offsets are part of the table's own commit, so
-    table and position never disagree. If compaction dropped tombstones since, or `full`, the table is written anew.
+    table and position never disagree. The table is written anew with `full`, and where an increment cannot tell what
+    went: tombstones were dropped, the log start moved, partitions were added, the topic was created again, or its keys
+    are merged across partitions.
     """
     from delta.tables import DeltaTable
 
-    known = None if full else _position(spark, path, topic)
     path_of_store = os.path.abspath(os.fspath(store))
-    if known is not None:
-        with LogStore(path_of_store) as opened:
-            now = plan_restore(opened, topic)
-        if list(now.dropped_tombstones) != known["dropped_tombstones"] or len(known["end_offsets"]) != len(
-            now.end_offsets
-        ):
-            known = None
-    if known is None:
-        rows = restore_state(spark, store=store, topic=topic)
-        with _metadata(spark, rows.plan):  # type: ignore[attr-defined]
+    known = None if full else _position(spark, path)
+    with LogStore(path_of_store) as opened:
+        plan = plan_restore(opened, topic)
+        if known is not None and _continues(plan, known):
+            since = dict(enumerate(known["end_offsets"]))
+            # Not newer than what was just compared: a tombstone dropped in between is noticed when it is read.
+            now = dict(enumerate(plan.end_offsets))
+            plan = plan_restore(opened, topic, since_offsets=since, as_of_offsets=now)
+            if plan.dropped_tombstones != tuple(known["dropped_tombstones"]):
+                plan = plan_restore(opened, topic)
+    rows = _restored(spark, path_of_store, plan, tombstones=plan.is_increment)
+    with _metadata(spark, plan):
+        if plan.is_increment:
+            (
+                DeltaTable.forPath(spark, path)
+                .alias("t")
+                .merge(rows.alias("s"), "t.key = s.key")
+                .whenMatchedDelete("s.value is null")
+                .whenMatchedUpdateAll()
+                .whenNotMatchedInsertAll("s.value is not null")
+                .execute()
+            )
+        else:
             rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
-        return rows.end_offsets  # type: ignore[attr-defined, no-any-return]
-    since = dict(enumerate(known["end_offsets"]))
-    rows = restore_state(spark, store=store, topic=topic, since_offsets=since, tombstones=True)
-    with _metadata(spark, rows.plan):  # type: ignore[attr-defined]
-        (
-            DeltaTable.forPath(spark, path)
-            .alias("t")
-            .merge(rows.alias("s"), "t.key = s.key")
-            .whenMatchedDelete("s.value is null")
-            .whenMatchedUpdateAll()
-            .whenNotMatchedInsertAll("s.value is not null")
-            .execute()
-        )
-    return rows.end_offsets  # type: ignore[attr-defined, no-any-return]
+    return dict(enumerate(plan.end_offsets))
 
 
-def _position(spark: SparkSession, path: str, topic: str) -> dict[str, Any] | None:
+def _continues(plan: RestorePlan, known: dict[str, Any]) -> bool:
+    """Whether what is newer than `known` is all that changed."""
+    return (
+        plan.by_partition
+        and known.get("topic_id") == plan.topic_id
+        and known.get("log_start_offsets") == list(plan.log_start_offsets)
+        and known.get("dropped_tombstones") == list(plan.dropped_tombstones)
+        and len(known["end_offsets"]) == plan.partitions
+    )
+
+
+def _position(spark: SparkSession, path: str) -> dict[str, Any] | None:
     from delta.tables import DeltaTable
 
     if not DeltaTable.isDeltaTable(spark, path):
         return None
-    for row in DeltaTable.forPath(spark, path).history(10).select("userMetadata").collect():
+    for row in DeltaTable.forPath(spark, path).history(_HISTORY_MAX).select("userMetadata").collect():
         try:
             found: dict[str, Any] = json.loads(row.userMetadata or "")["duramen"]
+            return found if isinstance(found["end_offsets"], list) else None
         except (ValueError, KeyError, TypeError):
-            continue
-        return found if found.get("topic") == topic else None
+            continue  # somebody else's commit, such as OPTIMIZE
     return None
 
 
@@ -164,12 +171,17 @@ class _metadata:
                     "topic_id": plan.topic_id,
                     "end_offsets": list(plan.end_offsets),
                     "dropped_tombstones": list(plan.dropped_tombstones),
+                    "log_start_offsets": list(plan.log_start_offsets),
                 }
             }
         )
 
     def __enter__(self) -> None:
+        self._before = self._spark.conf.get(_USER_METADATA, None)
         self._spark.conf.set(_USER_METADATA, self._text)
 
     def __exit__(self, *failure: object) -> None:
-        self._spark.conf.unset(_USER_METADATA)
+        if self._before is None:
+            self._spark.conf.unset(_USER_METADATA)
+        else:
+            self._spark.conf.set(_USER_METADATA, self._before)

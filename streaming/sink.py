@@ -11,9 +11,17 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from logstore.errors import InvalidConfig, InvalidRecord, ReplayMismatch, TopicChanged, UnknownTopic
+from logstore.errors import (
+    CommitConflict,
+    InvalidConfig,
+    InvalidRecord,
+    ReplayMismatch,
+    TopicChanged,
+    UnknownTopic,
+)
 from logstore.store.committer import AppBatch, Committed, Committer, Staging
 from logstore.store.plan import Plan
 from logstore.store.registry import Topic
@@ -97,14 +105,12 @@ class LogSink:
         check_schema(df, self.topic)
         committer = committer_of(self.store)
         app = AppBatch(self.app_id, batch_id, self.query_id or query_id_of(df), self.adopt)
-        if committer.check_replay(app):
-            self._settle(committer)
-            drain(df)
-            return Committed("", replayed=True)
-        return self._write(df, committer, app)
-
-    def _write(self, df: DataFrame, committer: Committer, app: AppBatch | None) -> Committed:
         for attempt in range(_ENCODE_TRIES_MAX):
+            if committer.check_replay(app):
+                committer.finish_replay(app)
+                if attempt == 0:
+                    drain(df)
+                return Committed("", replayed=True)
             targets = self._targets(committer, df)
             staging = Staging(committer.store)
             try:
@@ -119,14 +125,18 @@ class LogSink:
                     timings_ms={"encode": int((time.monotonic() - began) * 1000)},
                     engine="spark",
                 )
-            except TopicChanged:
-                staging.discard()
+            except (TopicChanged, CommitConflict):  # nothing happened: look again
                 if attempt + 1 == _ENCODE_TRIES_MAX:
                     raise
                 continue
-            except BaseException:
-                staging.release()
-                raise
+            except UnknownTopic as error:
+                missing = getattr(error, "topic", None)  # named by a row
+                if missing is None or self.create_topics is None or attempt + 1 == _ENCODE_TRIES_MAX:
+                    raise
+                self._ensure(committer, missing)
+                continue
+            finally:
+                staging.close()
             self.adopt = False
             flush_later(committer, list(done.topics), self.flush_ms)
             return done
@@ -161,15 +171,8 @@ class LogSink:
                 raise
             committer.store.create_topic(name, **self.create_topics)
 
-    def _settle(self, committer: Committer) -> None:
-        if self.topic is not None:
-            topic = committer.store.topic(self.topic)
-            with committer.store.locks.lease(topic.id, what=f"settle {topic.name}"):
-                committer.settle(topic)
 
-
-# --- what driver and sink share
-# -------------------------------------------------------------------------------------------
+# --- what driver and sink share -------------------------------------------------------------------------------------
 
 _open_stores: dict[tuple[str, int], Committer] = {}
 _open_lock = threading.Lock()
@@ -243,7 +246,7 @@ def drain(df: DataFrame) -> None:
     df.write.format("noop").mode("append").save()
 
 
-def apply_many(df: DataFrame, store: str, plan: Plan, topic: Topic, numbers: list[int]) -> None:
+def apply_many(df: DataFrame, store: str, plan: Plan, topic: Topic, numbers: Sequence[int]) -> None:
     """Append a committed plan: by the driver when it is small, else by about one task a core."""
     committer = committer_of(store)
     topic_plan = plan.topic(topic.id)
@@ -260,7 +263,7 @@ def apply_many(df: DataFrame, store: str, plan: Plan, topic: Topic, numbers: lis
     except Exception:
         cores = 4
     tasks = min(len(numbers), max(cores, 1))
-    groups = [numbers[start::tasks] for start in range(tasks)]
+    groups = [list(numbers[start::tasks]) for start in range(tasks)]
     job = session.range(0, tasks, 1, tasks).mapInArrow(
         apply_plans(store, plan.plan_id, topic.name, groups), REPORT_SCHEMA
     )

@@ -7,10 +7,13 @@ has moved past a position is loss.
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -35,15 +38,30 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from logstore.errors import OffsetOutOfRange
 from logstore.records.columns import DecodedColumns
 from logstore.store.store import LogStore
 from streaming.options import ReadOptions, read_options, write_options
-from streaming.ranges import OffsetRange, StreamOffsets, batch_ranges, in_range, limited, resolve, split, subscribed
+from streaming.ranges import (
+    OffsetRange,
+    Positions,
+    StreamOffsets,
+    batch_ranges,
+    from_stream,
+    in_range,
+    limited,
+    resolve,
+    split,
+    stream_start,
+    subscribed,
+    to_stream,
+)
 
 _SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 #: named and nullable as Spark names them
 _HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _HEADERS = "headers array<struct<key:string,value:binary>>"
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 class DuramenSource(DataSource):
@@ -112,25 +130,25 @@ class Bounds:
     def take(self, column: str, operator: str, value: Any) -> bool:
         """Note one condition; False when it is not one that helps."""
         if column in ("partition", "topic") and operator in ("=", "in"):
-            values = set(value) if operator == "in" else {value}
-            known = self.partitions if column == "partition" else self.topics
+            values: set[Any] = set(value) if operator == "in" else {value}
+            known: set[Any] | None = self.partitions if column == "partition" else self.topics
             values = values if known is None else known & values
             if column == "partition":
                 self.partitions = values
             else:
                 self.topics = values
             return True
-        if column == "offset" and isinstance(value, int):
+        if column == "offset" and type(value) is int and operator != "in":
             if operator in ("=", ">", ">="):
                 self.low = max(self.low, value + (operator == ">"))
             if operator in ("=", "<", "<="):
                 end = value + (operator != "<")
                 self.high = end if self.high is None else min(self.high, end)
             return True
-        if column == "timestamp" and hasattr(value, "timestamp"):
-            ms = int(value.timestamp() * 1000)
+        if column == "timestamp" and isinstance(value, datetime.datetime) and value.tzinfo is not None:
+            ms = (value - _EPOCH) // datetime.timedelta(milliseconds=1)
             if operator in ("=", ">", ">="):
-                self.low_ms = max(self.low_ms or 0, ms)
+                self.low_ms = ms if self.low_ms is None else max(self.low_ms, ms)
             if operator in ("=", "<", "<="):
                 self.high_ms = ms + 1 if self.high_ms is None else min(self.high_ms, ms + 1)
             return False  # narrows what is read; Spark still applies it, since times are finer than ours
@@ -160,61 +178,59 @@ class FilteringReader(LogReader):
         }
         for each in filters:
             operator = operators.get(type(each))
-            column = getattr(each, "attribute", ())
-            if operator is None or len(column) != 1 or not self.bounds.take(column[0], operator, each.value):
+            column: tuple[str, ...] = getattr(each, "attribute", ())
+            value = getattr(each, "value", None)
+            if operator is None or len(column) != 1 or not self.bounds.take(column[0], operator, value):
                 yield each
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self._target: StreamOffsets | None = None
+        self._target: Positions | None = None
 
     def initialOffset(self) -> StreamOffsets:
         with LogStore(self.options.store) as store:
-            return _as_offsets(resolve(store, self.options, self.options.starting, "starting"))
+            found = resolve(store, self.options, self.options.starting, "starting")
+        return to_stream({(topic.name, topic.id, number): offset for topic, number, offset in found})
 
     def latestOffset(self, start: StreamOffsets, limit: ReadLimit) -> StreamOffsets:
-        latest = self._target or self._latest()
+        latest = self._latest() if self._target is None else self._target
+        begin = stream_start(self.options, from_stream(start), latest)
+        # Never back, not even where the log ends before the position because loss is allowed.
+        latest = {key: max(end, begin[key]) for key, end in latest.items()}
         if isinstance(limit, ReadMaxRows):
-            # Partitions that came since are read from their beginning.
-            known = {
-                topic: {number: start.get(topic, {}).get(number, 0) for number in per} for topic, per in latest.items()
-            }
-            return limited(known, latest, limit.max_rows)
-        return latest
+            latest = limited(begin, latest, limit.max_rows)
+        return to_stream(latest)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self.options.max_offsets_per_trigger
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def reportLatestOffset(self) -> StreamOffsets:
-        return self._latest()
+        return to_stream(self._latest())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._latest()
 
-    def _latest(self) -> StreamOffsets:
+    def _latest(self) -> Positions:
         with LogStore(self.options.store) as store:
-            ends = []
+            ends = {}
             for topic, number in subscribed(store, self.options):
                 found = store.ends(topic)
                 per = found.last_stable_offsets if self.options.committed else found.high_watermarks
-                ends.append((topic, number, per[number]))
-            return _as_offsets(ends)
+                ends[topic.name, topic.id, number] = per[number]
+            return ends
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
-        ranges = []
+        stops = from_stream(end)
+        begins = stream_start(self.options, from_stream(start), stops)
         with LogStore(self.options.store) as store:
-            for name, per in end.items():
-                topic = store.topic(name)
-                for number, stop in per.items():
-                    first = start.get(name, {}).get(number)
-                    if first is None:
-                        first = store.partition_state(topic, int(number)).log_start_offset
-                    wanted = OffsetRange(name, topic.id, int(number), first, stop)
-                    if stop > first:
-                        ranges.append(in_range(store, self.options, wanted))
+            ranges = [
+                in_range(store, self.options, OffsetRange(*key, begins[key], stop))
+                for key, stop in stops.items()
+                if stop > begins[key]
+            ]
         ranges = [each for each in ranges if each.end > each.start]
         return [RangePartition(each) for each in split(ranges, self.options.min_partitions)]
 
@@ -222,32 +238,32 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self.options, partition.value, Bounds())
 
 
-def _as_offsets(entries: list[Any]) -> StreamOffsets:
-    offsets: StreamOffsets = {}
-    for topic, number, offset in entries:
-        offsets.setdefault(topic.name, {})[str(number)] = offset
-    return offsets
-
-
 def read_range(options: ReadOptions, wanted: OffsetRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     """The records of one range as Arrow batches with Spark's columns."""
-    if wanted.end <= wanted.start:
-        return
     with LogStore(options.store) as store:
-        wanted = in_range(store, options, wanted)
-        reader = store.reader(store.topic(wanted.topic), wanted.partition)
-        for columns in reader.columns(
-            wanted.start, wanted.end, committed=options.committed, headers=options.include_headers
-        ):
-            batch = spark_batch(columns, wanted.topic, wanted.partition, headers=options.include_headers)
-            yield from _within(batch, columns, bounds)
+        while wanted.start < wanted.end:
+            wanted = in_range(store, options, wanted)
+            reader = store.reader(store.topic(wanted.topic), wanted.partition)
+            try:
+                for columns in reader.columns(
+                    wanted.start, wanted.end, committed=options.committed, headers=options.include_headers
+                ):
+                    batch = spark_batch(columns, wanted.topic, wanted.partition, headers=options.include_headers)
+                    wanted = replace(wanted, start=int(columns.offsets[-1]) + 1)
+                    yield from _within(batch, columns, bounds)
+                return
+            except OffsetOutOfRange:  # the log start has overtaken us
+                if options.fail_on_data_loss:
+                    raise
 
 
 def _within(batch: pa.RecordBatch, columns: DecodedColumns, bounds: Bounds) -> Iterator[pa.RecordBatch]:
     if bounds.low_ms is None and bounds.high_ms is None:
         yield batch
         return
-    keep = columns.timestamps_ms >= (bounds.low_ms or -1)
+    keep = np.ones(len(columns), dtype=bool)
+    if bounds.low_ms is not None:
+        keep &= columns.timestamps_ms >= bounds.low_ms
     if bounds.high_ms is not None:
         keep &= columns.timestamps_ms < bounds.high_ms
     if keep.any():

@@ -6,6 +6,7 @@ not as a failed task: Spark would run the task again three times for nothing and
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +22,7 @@ import pyarrow.compute as pc
 from logstore.errors import DuramenError, UnsuitableFileSystem
 from logstore.files import OS_FILES
 from logstore.store.apply import apply_partition
+from logstore.store.committer import disk_full
 from logstore.store.plan import read_plan
 from logstore.store.staging import (
     EncodeOptions,
@@ -34,6 +37,8 @@ from logstore.store.store import LogStore
 #: rows of a task are encoded together until they have this many bytes for each partition, so that batches fill
 _BYTES_PER_PARTITION = 64 << 10
 _BYTES_AT_ONCE_MAX = 32 << 20
+
+_TWIN_WAIT_MS = 600_000
 
 REPORT_SCHEMA = "task int, report binary"
 _REPORT = pa.schema([("task", pa.int32()), ("report", pa.binary())])
@@ -66,7 +71,7 @@ def apply_plans(store: str, plan_id: str, topic: str, groups: list[list[int]]) -
     def run(batches: Batches) -> Batches:
         for batch in batches:
             for group in batch.column(0).to_pylist():
-                yield from _reported(lambda numbers=groups[group]: _apply(store, plan_id, topic, numbers))
+                yield from _reported(partial(_apply, store, plan_id, topic, groups[group]))
 
     return run
 
@@ -76,6 +81,10 @@ def _reported(work: Callable[[], dict[str, object]]) -> Batches:
         report = work()
     except DuramenError as error:
         report = {"error": pickle.dumps(error).hex()}
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        report = {"error": pickle.dumps(disk_full(error)).hex()}
     data = zlib.compress(json.dumps(report).encode())
     yield pa.RecordBatch.from_arrays(
         [pa.array([_task_number()], pa.int32()), pa.array([data], pa.binary())], schema=_REPORT
@@ -110,8 +119,7 @@ def _task_number() -> int:
     return context.partitionId() if context is not None else 0
 
 
-# --- encoding
-# -----------------------------------------------------------------------------------------------------------
+# --- encoding -------------------------------------------------------------------------------------------------------
 
 
 def _encode(job: EncodeJob, batches: Batches) -> dict[str, object]:
@@ -121,21 +129,26 @@ def _encode(job: EncodeJob, batches: Batches) -> dict[str, object]:
     threshold = _threshold(job)
     held: list[pa.RecordBatch] = []
     size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        held.append(batch)
-        size += batch.nbytes
-        if size >= threshold:
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            held.append(batch)
+            size += batch.nbytes
+            if size >= threshold:
+                writer = writer or _writer(job)
+                _write(writer, job, held)
+                held, size = [], 0
+        if held:
             writer = writer or _writer(job)
             _write(writer, job, held)
-            held, size = [], 0
-    if held:
-        writer = writer or _writer(job)
-        _write(writer, job, held)
-    if writer is None:
-        return {"name": None}
-    return asdict(writer.finish(encode_ms=int((time.monotonic() - began) * 1000)))
+        if writer is None:
+            return {"name": None}
+        return asdict(writer.finish(encode_ms=int((time.monotonic() - began) * 1000)))
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        raise
 
 
 def check_sees_store(store: str, token: str) -> None:
@@ -184,12 +197,12 @@ def _write_topic(writer: StagedWriter, target: TopicTarget, rows: pa.RecordBatch
     writer.write(target, rows, partitions)
 
 
-# --- appending
-# ----------------------------------------------------------------------------------------------------------
+# --- appending ------------------------------------------------------------------------------------------------------
 
 
 def _apply(store_path: str, plan_id: str, topic_name: str, numbers: list[int]) -> dict[str, object]:
-    with LogStore(store_path) as store:
+    # A twin of this task may be at it: it is waited for, since an error of ours would count as the task's result.
+    with LogStore(store_path, lock_wait_ms=_TWIN_WAIT_MS) as store:
         plan = read_plan(store.fs, store.layout.plan(plan_id), limits=store.limits)
         topic = store.topic(topic_name)
         for number in numbers:

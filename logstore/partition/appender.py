@@ -71,7 +71,7 @@ class Appender:
         self._now_ms = now_ms
         self._limits = limits
         self.end_offset = end_offset
-        self._rolled: list[LogSegment] = []
+        self._rolled: list[SegmentEntry] = []
         self._sealed = tuple(entry for entry in state.segments if entry.base_offset < tail.base_offset)
         self._list_changed = not state.segments or state.segments[-1].base_offset != tail.base_offset
         self._active = self._open_active(tail)
@@ -163,33 +163,33 @@ class Appender:
 
     def _roll(self) -> None:
         old = self._active
-        if old.base_offset != self.end_offset:
+        base_offset = self.end_offset
+        if old.base_offset != base_offset:
             old.seal()
-            self._rolled.append(old)
-        else:
-            old.close(clean=False)
+            self._rolled.append(_entry(old))
+        old.close(clean=False)
         for kind in SEGMENT_KINDS:
-            stale = os.path.join(self._directory, file_name(self.end_offset, kind))
+            stale = os.path.join(self._directory, file_name(base_offset, kind))
             if self._fs.exists(stale):
                 self._fs.unlink(stale)
-        self._active = self._segment(self.end_offset)
-        path = os.path.join(self._directory, file_name(self.end_offset, FileKind.SNAPSHOT))
-        write_snapshot(self._fs, path, (), sync=False)  # as a log without producers has it; synced with the segment
+        self._active = self._segment(base_offset)
+        if old.base_offset != base_offset:  # else only an index without any room made it roll
+            path = os.path.join(self._directory, file_name(base_offset, FileKind.SNAPSHOT))
+            write_snapshot(self._fs, path, (), sync=False)  # as a log without producers has it; synced by the flush
         self._list_changed = True
 
     def finish(self) -> Tail:
         """Publish the segment list if it changed, close the files; returns the new tail. Only the list is synced."""
         tail = tail_of(self._active)
         if self._list_changed:
-            segments = (*self._sealed, *map(_entry, self._rolled), _entry(self._active))
+            segments = (*self._sealed, *self._rolled, _entry(self._active))
             state = self._state.with_segments(segments, log_start_offset=self._state.log_start_offset)
             write_state(self._fs, self._state_path, state)
         self.close()
         return tail
 
     def close(self) -> None:
-        for segment in (*self._rolled, self._active):
-            segment.close(clean=False)
+        self._active.close(clean=False)
 
 
 def _entry(segment: LogSegment) -> SegmentEntry:

@@ -1,18 +1,21 @@
 """The latest record of each key in a range of a partition's log, in bounded memory and two passes over the files.
 
-The first pass fills a map of key to last offset, the second delivers the records the map names. The files are held
-open from the first look on, so compaction in the meantime changes nothing. When the keys do not fit the memory given,
-they are taken in buckets by hash, with two passes each.
+The first pass fills a map of key to last offset, the second delivers the records the map names. All files are opened,
+and the segment list is seen to be the same before and after, so compaction in the meantime changes nothing: a deleted
+key cannot come back. When the keys do not fit the memory given, they are taken in buckets by hash, two passes each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import resource
+import time
+from collections.abc import Callable, Iterator
 
 from logstore.errors import DamagedLog
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView, read_chunks
+from logstore.partition.state import PartitionState
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.offset_map import SLOT_BYTES, OffsetMap, new_secret
@@ -21,25 +24,10 @@ from logstore.segment.segment import LogSegment
 DEFAULT_MEMORY_BYTES = 512 << 20
 _SLOTS_MIN = 1 << 16
 _LOAD_FACTOR = 0.75
-_LOOKS_MAX = 20
-
-
-class _Pinned:
-    """A view whose files stay open until it is dropped."""
-
-    def __init__(self, reader: PartitionReader, *, committed: bool) -> None:
-        view = reader.view(committed=committed)
-        self._open = view.open_segment
-        self._segments: dict[int, LogSegment] = {}
-        self.view = LogView(
-            view.partition, view.bases, self._segment, view.log_start_offset, view.end_offset, view.log_end_offset
-        )
-
-    def _segment(self, base_offset: int) -> LogSegment:
-        segment = self._segments.get(base_offset)
-        if segment is None:
-            segment = self._segments[base_offset] = self._open(base_offset)
-        return segment
+_LOOKS_MAX = 50
+_LOOK_AGAIN_S = 0.02
+_FILES_PER_SEGMENT = 3
+_FILES_BESIDE = 256
 
 
 def latest_records(
@@ -52,42 +40,79 @@ def latest_records(
     committed: bool = False,
     headers: bool = False,
     limits: Limits,
+    held: Callable[[PartitionState, LogView], None] = lambda state, view: None,
 ) -> Iterator[DecodedColumns]:
     """The last record of each key among offsets [start, end), in offset order; deleted keys only with `tombstones`.
 
+    Where the keys are taken in buckets, the order holds within each. `held` is told the state and view that are read,
+    once nothing can change them any more, and may raise.
     Raises OffsetOutOfRange, DamagedLog.
     """
     secret = new_secret()
-    for _ in range(_LOOKS_MAX):
-        pinned = _Pinned(reader, committed=committed)
-        view = pinned.view
+    view, low, high = _pinned(reader, start, end, committed, held)
+    if low >= high:
+        return
+    buckets = [(0, 1)]
+    while buckets:
+        bucket, of = buckets.pop()
+        filled = _fill(view, low, high, secret, bucket, of, memory_bytes, committed, limits)
+        if filled is None:  # the halves of a bucket are buckets of twice as many
+            buckets += [(2 * bucket + 1, 2 * of), (2 * bucket, 2 * of)]
+            continue
+        yield from _deliver(view, low, high, filled, tombstones, committed, headers, limits)
+
+
+def _pinned(
+    reader: PartitionReader,
+    start: int | None,
+    end: int | None,
+    committed: bool,
+    held: Callable[[PartitionState, LogView], None],
+) -> tuple[LogView, int, int]:
+    """A view whose files are open already, all of one generation of the segment list, and the offsets to read of it."""
+    damage: DamagedLog | None = None
+    for look in range(_LOOKS_MAX):
+        if look:
+            time.sleep(_LOOK_AGAIN_S)
+        before = reader.state()
+        view = reader.view(committed=committed)
         low = view.log_start_offset if start is None else max(start, view.log_start_offset)
         high = view.end_offset if end is None else min(end, view.end_offset)
+        # Transactions that were aborted may be noted in any later segment.
+        needed = [base for base in view.bases[view.segment_at(low) :] if committed or base < high]
+        _allow_files(_FILES_PER_SEGMENT * len(needed))
         try:
-            buckets, filled = _filled(view, low, high, secret, memory_bytes, committed, limits)
-        except FileNotFoundError:
-            continue  # replaced before we held it: look at the list again
-        break
-    else:
-        raise DamagedLog("the segment list names a file that is not there", partition=reader.partition)
-    for bucket in range(buckets):
-        if bucket or filled is None:
-            filled = _fill(view, low, high, secret, bucket, buckets, memory_bytes, committed, limits)
-        assert filled is not None, "a bucket holds fewer keys than all of them together"
-        yield from _deliver(view, low, high, filled, tombstones, committed, headers, limits)
-        filled = None
+            segments: dict[int, LogSegment] = {base: view.open_segment(base) for base in needed}
+        except (FileNotFoundError, DamagedLog) as error:  # replaced since we saw the list, or really damaged
+            damage = error if isinstance(error, DamagedLog) else None
+            continue
+        after = reader.state()
+        if (before.generation, before.dropped_tombstones) == (after.generation, after.dropped_tombstones):
+            pinned = LogView(
+                view.partition,
+                view.bases,
+                segments.__getitem__,
+                view.log_start_offset,
+                view.end_offset,
+                view.log_end_offset,
+            )
+            held(after, pinned)
+            return pinned, low, high
+    raise damage or DamagedLog(
+        "the segment list names files that are not there, or changes all the time",
+        partition=reader.partition,
+        hint="Run `duramen recover`",
+    )
 
 
-def _filled(
-    view: LogView, low: int, high: int, secret: tuple[int, int], memory_bytes: int, committed: bool, limits: Limits
-) -> tuple[int, OffsetMap | None]:
-    """How many buckets the keys need, and the map of the first; found by trying."""
-    buckets = 1
-    while True:
-        filled = _fill(view, low, high, secret, 0, buckets, memory_bytes, committed, limits)
-        if filled is not None:
-            return buckets, filled
-        buckets *= 2
+def _allow_files(count: int) -> None:
+    """Let the process hold that many more files open, as far as the system allows: the usual 1,024 are few segments."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
 
 
 def _fill(
@@ -112,9 +137,7 @@ def _fill(
         for first, last in decoder.opened(chunk.data, chunk.table, file=chunk.file, base_position=chunk.position):
             begin = low
             while True:
-                stopped = offset_map.put(
-                    chunk.table, first, last, min_offset=begin, max_offset=high, file=chunk.file
-                )
+                stopped = offset_map.put(chunk.table, first, last, min_offset=begin, max_offset=high, file=chunk.file)
                 if stopped is None:
                     break
                 if offset_map.slots >= slots_max:
@@ -144,6 +167,4 @@ def _deliver(
                 chunk.table, first, last, min_offset=low, max_offset=high, tombstones=tombstones, file=chunk.file
             )
             if kept:
-                yield decoder.decode(
-                    chunk.table, first, last, 0, INT64_MAX, chunk.file, chunk.position, keep=keep
-                )
+                yield decoder.decode(chunk.table, first, last, 0, INT64_MAX, chunk.file, chunk.position, keep=keep)

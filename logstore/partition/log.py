@@ -86,10 +86,11 @@ _BUFFER_BYTES = 4 << 20  # the system takes few large writes in much less time t
 
 
 class _Buffers(threading.local):
-    """What the calling thread encodes into, kept from one append to the next."""
+    """What the calling thread converts and encodes into, kept from one append to the next."""
 
     def __init__(self) -> None:
-        self.memory = Memory(blocks=1)
+        self.columns = Memory(blocks=10)
+        self.batches = Memory(blocks=1)
 
 
 _BUFFERS = _Buffers()
@@ -173,6 +174,7 @@ class PartitionLog:
         if long_lived:
             self._active.activate(preallocate_bytes=config.segment_bytes if config.preallocate else 0)
         self._flush_what_was_found()
+        self._place_state(clean=loaded.report.clean)
         self._save_state()
         self._flusher: Flusher | None = None
         if background_flush and config.flush_ms < INT64_MAX:
@@ -330,7 +332,7 @@ class PartitionLog:
         """Append an Arrow table of key, value, timestamp?, headers?; all of it or, when an error is raised, nothing."""
         from logstore.records.arrow import columns_from_arrow
 
-        return self._append_columns(columns_from_arrow(table), codec_id, batch_bytes, leader_epoch)
+        return self._append_columns(columns_from_arrow(table, _BUFFERS.columns), codec_id, batch_bytes, leader_epoch)
 
     def append_batches(
         self,
@@ -356,9 +358,12 @@ class PartitionLog:
             if origin is AppendOrigin.CLIENT:
                 parts = list(client_batches(given, self.config, now_ms, self._limits, self.partition))
             else:
+                if bool((given.table[:, MAGIC] < 2).any()):
+                    raise InvalidRecord("a coordinator writes batches of format 2 only", partition=self.partition)
                 if self.config.message_timestamp_type == "LogAppendTime":
-                    data, table = given.data, given.table
-                    kernels().stamp_append_time(address_of(data), address_of(table), len(table), now_ms)
+                    kernels().stamp_append_time(
+                        address_of(given.data), address_of(given.table), len(given.table), now_ms
+                    )
                 parts = [EncodedBatches(given.data, given.table[row : row + 1]) for row in range(len(given.table))]
             return self._append_prepared(parts, origin, leader_epoch, now_ms, transaction_version)
 
@@ -396,7 +401,7 @@ class PartitionLog:
             default_timestamp_ms=now_ms,
         )
         buffer_bytes = max(_BUFFER_BYTES, 4 * options.batch_bytes)
-        encoder = Encoder(options, buffer_bytes=buffer_bytes, memory=_BUFFERS.memory)
+        encoder = Encoder(options, buffer_bytes=buffer_bytes, memory=_BUFFERS.batches)
         append_time = self.config.message_timestamp_type == "LogAppendTime"
 
         def encoded() -> Iterator[EncodedBatches]:
@@ -444,6 +449,8 @@ class PartitionLog:
             if first_offset < 0:
                 base = int(table[0, BASE_OFFSET])
                 first_offset = base if base >= 0 else int(table[0, LAST_OFFSET])
+            if leader_epoch is not None:
+                self._check_offsets_left(table)
             self._note_epochs(table, leader_epoch)
             if leader_epoch is None or bool((table[:, PRODUCER_ID] >= 0).any()):
                 done = self._append_as_one(batches, origin, leader_epoch, now_ms, transaction_version)
@@ -470,6 +477,15 @@ class PartitionLog:
         append_time_ms = now_ms if self.config.message_timestamp_type == "LogAppendTime" else -1
         last_offset = self._log_end - 1
         return AppendInfo(max(first_offset, 0), last_offset, records, written, rolls, False, append_time_ms)
+
+    def _check_offsets_left(self, table: BatchTable) -> None:
+        spans = table[:, LAST_OFFSET] - table[:, BASE_OFFSET] + 1
+        if int(spans.sum()) >= INT64_MAX - self._log_end:
+            raise OffsetOverflow(
+                f"no offsets are left for {int(spans.sum())} records behind {self._log_end}",
+                partition=self.partition,
+                offset=self._log_end,
+            )
 
     def _append_one_by_one(self, batches: EncodedBatches, leader_epoch: int, now_ms: int, *, placing: bool) -> int:
         """Batches without a producer, each an append of its own; returns how many times the log rolled."""
@@ -976,6 +992,11 @@ class PartitionLog:
 
     # --- state, failure, close --------------------------------------------------------------------------------------
 
+    def _place_state(self, *, clean: bool) -> None:
+        folder = None if self._state_path is None else os.path.dirname(self._state_path)
+        if folder and not (clean and self._fs.exists(folder)):
+            make_directory(self._fs, folder)
+
     def _save_state(self, *, closed: bool = False) -> None:
         if self._state_path is None:
             self._unsaved = False
@@ -991,7 +1012,6 @@ class PartitionLog:
             recovery_point_max=None if believable else self._recovery_point,
             closed=closed,
         )
-        make_directory(self._fs, os.path.dirname(self._state_path))
         write_state(self._fs, self._state_path, self._state)
         self._unsaved = False
 

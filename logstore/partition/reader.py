@@ -126,7 +126,7 @@ class PartitionReader:
             after = -1  # the first batch may begin below the position
             try:
                 for chunk in read_chunks(view, position, end, limits=self._limits, committed=committed):
-                    for columns in decoder.columns(
+                    columns = decoder.columns(
                         chunk.data,
                         chunk.table,
                         min_offset=position,
@@ -134,9 +134,8 @@ class PartitionReader:
                         file=chunk.file,
                         base_position=chunk.position,
                         after=after,
-                    ):
-                        if len(columns):
-                            yield columns
+                    )
+                    yield from filter(len, columns)  # nothing here holds on to what was delivered
                     after = int(chunk.table[-1, LAST_OFFSET])
                     position = after + 1
                 if self._list_is_current():

@@ -151,7 +151,8 @@ class Loader:
 
     def load(self) -> Loaded:
         """Raises DuramenError only for what cannot be repaired from the directory itself."""
-        make_directory(self._fs, self._directory)
+        if not self._clean or not self._fs.exists(self._directory):
+            make_directory(self._fs, self._directory)
         self._finish_replacements()
         self._repair_overflow(self._open_segments)
         epochs, epochs_lost = self._load_epochs()
@@ -317,14 +318,17 @@ class Loader:
         segment.reset_indexes()
         producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
         self._rebuild_producers(producers, segment.base_offset)
+        producers.take_snapshot()
         try:
             for chunk in segment.chunks():
                 segment.index_batches(chunk)
                 self._apply_producers(producers, segment, chunk)
+                producers.update_map_end_offset(int(chunk.table[-1, LAST_OFFSET]) + 1)
         except (BufferLimit, *_MALFORMED) as error:
             self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
         segment.seal()
         segment.flush()  # no recovery point will have this done
+        producers.take_snapshot()  # those above the segment's base have been dropped
         self.report.rebuilt.append(f"{segment.offset_index.path}: {reason}")
 
     def _apply_producers(self, producers: ProducerStateManager, segment: LogSegment, chunk: Chunk) -> None:
@@ -549,6 +553,9 @@ class Loader:
             following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
             if segment.base_offset >= end_offset or (following is not None and following <= start):
                 continue
+            producers.update_map_end_offset(max(segment.base_offset, start))
+            if at + 2 >= len(self._segments):  # so that the next start, or a truncation, need not come this way again
+                producers.take_snapshot()
             try:
                 self._replay(producers, segment, start, end_offset)
             except _MALFORMED as error:  # below the recovery point, which is a reader's to find

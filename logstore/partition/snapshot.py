@@ -27,6 +27,8 @@ _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _HEADER_BYTES = _VERSION_CRC.size + _COUNT.size
 ENTRY_BYTES = _ENTRY.size
+#: what one entry is reckoned to take in memory, so that a file within `side_file_bytes` stays within it parsed
+ENTRY_MEMORY_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,13 @@ def _is_plausible(entry: SnapshotEntry) -> bool:
 
 def read_snapshot(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) -> list[SnapshotEntry]:
     """Raises CorruptSnapshot; FileNotFoundError travels up."""
+    limit_bytes = _HEADER_BYTES + limits.side_file_bytes // ENTRY_MEMORY_BYTES * ENTRY_BYTES
     try:
-        data = read_whole(fs, path, limit=limits.side_file_bytes)
+        data = read_whole(fs, path, limit=limit_bytes)
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise CorruptSnapshot(
-                f"snapshot larger than the limit of {limits.side_file_bytes} bytes", file=path, position=0
+                f"snapshot larger than the limit of {limit_bytes} bytes", file=path, position=0
             ) from error
         raise
     return decode_snapshot(data, file=path)

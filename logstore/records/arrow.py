@@ -30,10 +30,15 @@ RECORD_SCHEMA = pa.schema(
     ]
 )
 _ROWS_AT_ONCE = 1 << 16
+_NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
+_NO_OFFSETS = pa.py_buffer(bytes(4 * _ROWS_AT_ONCE))  # of up to so many empty lists, less one
 
 
-def columns_from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Columns]:
-    """Slices of at most 65,536 rows, so that nothing is converted for the whole table at once. Raises InvalidRecord."""
+def columns_from_arrow(table: pa.Table | pa.RecordBatch, memory: Memory | None = None) -> Iterator[Columns]:
+    """Slices of at most 65,536 rows, so that nothing is converted for the whole table at once. Raises InvalidRecord.
+
+    What is converted lies in `memory`, where there is one.
+    """
     known = ("key", "value", "timestamp", "headers")
     names = table.schema.names
     for name in names:
@@ -44,7 +49,8 @@ def columns_from_arrow(table: pa.Table | pa.RecordBatch) -> Iterator[Columns]:
     if "value" not in names:
         raise InvalidRecord("there is no column 'value'")
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
-    memory = Memory(blocks=10)  # five columns' offsets; the caller may look at one slice while it asks for the next
+    if memory is None:
+        memory = Memory(blocks=10)  # five columns' offsets; the caller may look at a slice while it asks for the next
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             yield columns_of_batch(batch.slice(start, _ROWS_AT_ONCE), memory)
@@ -196,8 +202,8 @@ def _binary(column: DecodedBytes, kind: pa.DataType | None = None) -> pa.Array:
 
 def _arrow_headers(columns: DecodedColumns, count: int) -> pa.Array:
     if columns.headers is None:
-        offsets = np.zeros(count + 1, dtype=np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array([], HEADERS_TYPE.value_type), type=HEADERS_TYPE)
+        offsets = _NO_OFFSETS if count < _ROWS_AT_ONCE else pa.py_buffer(bytes(4 * (count + 1)))
+        return pa.Array.from_buffers(HEADERS_TYPE, count, [None, offsets], children=[_NO_HEADERS], null_count=0)
     headers = columns.headers
     keys = _binary(headers.keys, pa.string())
     try:

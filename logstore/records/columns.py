@@ -13,11 +13,15 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from logstore.errors import InvalidRecord
+from logstore.errors import BufferLimit, InvalidRecord
 from logstore.records.native import address_of
 from logstore.records.record import Record, TimestampType
 
 Int64Array = npt.NDArray[np.int64]
+
+_PLAIN_ROWS = 4096
+_PLAIN_HEADERS = 1 << 16
+_PLAIN_HEADERS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,29 @@ class DecodedColumns:
         )
 
     def records(self) -> Iterator[Record]:
-        """The same as plain records; header names that are not UTF-8 are shown as Kafka's clients show them."""
+        """The same as plain records; header names that are not UTF-8 are shown as Kafka's clients show them.
+
+        Objects take many times the room of what they are made of, so only some rows are objects at a time. Raises
+        BufferLimit for a record with more headers than can be meant.
+        """
+        first = 0
+        while first < len(self):
+            last = min(first + _PLAIN_ROWS, len(self))
+            if self.headers is not None:
+                ends = self.headers.list_offsets
+                while last - first > 1 and ends[last] - ends[first] > _PLAIN_HEADERS:
+                    last = first + (last - first) // 2
+                if ends[last] - ends[first] > _PLAIN_HEADERS_MAX:
+                    raise BufferLimit(
+                        f"a record with {int(ends[last] - ends[first])} headers; as an object it has at most "
+                        f"{_PLAIN_HEADERS_MAX}",
+                        offset=int(self.offsets[first]),
+                        hint="Read columns instead",
+                    )
+            yield from self.slice(first, last)._objects()
+            first = last
+
+    def _objects(self) -> Iterator[Record]:
         names: list[tuple[str, bytes | None]] = []
         counts: list[int] | None = None
         if self.headers is not None:

@@ -317,15 +317,14 @@ def sub_wrapping(typing_context, left, right):
 def copy(target, source, size):
     """memcpy, but what is short is moved in place: for most keys and values the call would cost more than the copy."""
     if size > 32:
-        if size > 512:
+        if size > 128:
             copy_long(target, source, size)
             return
-        last = size - 32
-        at = 0
-        while at < last:
-            copy32(target + at, source + at)
-            at += 32
-        copy32(target + last, source + last)  # up to the end, over what is there already
+        if size > 64:
+            copy32(target + 32, source + 32)
+            copy32(target + size - 64, source + size - 64)
+        copy32(target, source)
+        copy32(target + size - 32, source + size - 32)  # the end, over what may be there already
     elif size >= 16:
         copy16(target, source)
         copy16(target + size - 16, source + size - 16)
@@ -755,7 +754,7 @@ def _encode_plain(block, i, rows, batch, limit):
     """Rows from i on behind a batch's header, up to the first that is not plain or does not fit: (records, next
     address, base timestamp, largest timestamp).
 
-    Plain: key and value below 4 KiB, a timestamp within a quarter of an hour of the first. Only for columns without
+    Plain: key and value below 2 KiB, a timestamp within a quarter of an hour of the first. Only for columns without
     nulls, headers and offsets of their own. It does what `encode` does, without most of the questions.
     """
     selection = _slot(block, E_SELECTION)
@@ -782,12 +781,12 @@ def _encode_plain(block, i, rows, batch, limit):
         if timestamps != 0:
             timestamp = load64_le(timestamps + row)
         ts_bits = _zigzag(sub_wrapping(timestamp, base_ts))
-        if shift_right(key_length | value_length, 12) != 0 or shift_right(ts_bits, 21) != 0 or count >= 0x2000:
+        if shift_right(key_length | value_length, 11) != 0 or shift_right(ts_bits, 21) != 0:
             break
         body = 6 + key_length + value_length  # attributes, and a byte each of five varints
         body += (ts_bits >= 0x80) + (ts_bits >= 0x4000) + (count >= 0x40)
         body += (key_length >= 0x40) + (value_length >= 0x40)
-        if body >= 0x2000 or address + 2 + body > limit:
+        if address + 2 + body > limit:
             break
         prefetch_read(value_data + value + 1024)  # across the page's end, where the processor's own stops
         prefetch_read(value_data + value + 1088)
@@ -869,7 +868,8 @@ def encode(block):
         last_delta = 0
         if plain:
             limit = min(batch + batch_bytes, out_end)
-            count, address, base_ts, max_ts = _encode_plain(block, i, min(rows, i + batch_records), batch, limit)
+            stop = min(rows, i + min(batch_records, 0x2000))  # so many have an offset delta of two bytes at most
+            count, address, base_ts, max_ts = _encode_plain(block, i, stop, batch, limit)
             last_delta = max(count - 1, 0)
             i += count
         while i < rows and count < batch_records:

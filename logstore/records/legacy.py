@@ -37,6 +37,9 @@ LOG_APPEND_TIME_BIT = 0x08
 #: zstd came with format 2
 CODEC_ID_MAX = 3
 
+#: what one message of a wrapper is reckoned to take in memory, whose smallest has 26 bytes
+MESSAGE_MEMORY_BYTES = 512
+
 
 class LegacyHeader(NamedTuple):
     """What stands in front of a message's key; `offset` is the last one of a wrapper."""
@@ -208,18 +211,33 @@ def _unwrap(
         error.offset = wrapper.offset
         raise
     try:
-        return _inner_records(wrapper, memoryview(payload), verify_inner_crc=verify_inner_crc)
+        return _inner_records(
+            wrapper,
+            memoryview(payload),
+            messages_max=limits.decompressed_bytes // MESSAGE_MEMORY_BYTES,
+            verify_inner_crc=verify_inner_crc,
+        )
+    except DecompressionLimit as error:
+        error.position, error.offset = value_at, wrapper.offset
+        raise
     except (CorruptBatch, UnsupportedFormat) as error:
         inner = "" if error.position is None else f" (byte {error.position} of the decompressed messages)"
         raise CorruptBatch(f"{error.what}{inner}", position=value_at, offset=wrapper.offset) from None
 
 
-def _inner_records(wrapper: LegacyHeader, payload: memoryview, *, verify_inner_crc: bool) -> tuple[Record, ...]:
-    messages = []
+def _inner_records(
+    wrapper: LegacyHeader, payload: memoryview, *, messages_max: int, verify_inner_crc: bool
+) -> tuple[Record, ...]:
+    messages: list[tuple[LegacyHeader, memoryview | None, memoryview | None]] = []
     position = 0
     previous_offset = -1
     while position < len(payload):
         header = _read_header(payload, position)
+        if len(messages) >= messages_max:
+            raise DecompressionLimit(
+                f"more than {messages_max} messages in a compressed one",
+                hint="Raise the limit on decompressed bytes if the data is trusted",
+            )
         if header.codec_id:
             raise CorruptBatch("compressed message inside a compressed one", position=position)
         if header.offset <= previous_offset:

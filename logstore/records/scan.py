@@ -23,7 +23,8 @@ from logstore.records.table import (
     new_table,
 )
 
-_TABLE_ROWS = 4096
+_TABLE_ROWS = 512  # enough for most buffers; where batches are tiny, more tables follow
+_MORE_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ def scan_batches(
     position = start
     total = 0
     while True:
-        table = (
-            into
-            if into is not None
-            else new_table(_TABLE_ROWS if rows_max is None else min(_TABLE_ROWS, rows_max - total))
-        )
+        if into is not None:
+            table = into
+        else:
+            rows = _MORE_ROWS if found else _TABLE_ROWS
+            table = new_table(rows if rows_max is None else min(rows, rows_max - total))
         block[slots.S_START] = position
         block[slots.S_CAPACITY] = len(table)
         block[slots.S_VERIFY] = verify_crc

@@ -8,6 +8,8 @@ left by a crash is found by the sanity check and repaired by a rebuild, never tr
 from __future__ import annotations
 
 import os
+import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from logstore.errors import CorruptIndex
@@ -15,6 +17,9 @@ from logstore.files import File, FileSystem
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+_ENTRIES_PER_READ = 1 << 16
 
 
 class IndexFile:
@@ -58,6 +63,12 @@ class IndexFile:
         if self._file is None or last <= first:
             return b""
         return self._file.pread((last - first) * self.entry_bytes, first * self.entry_bytes)
+
+    def _unpacked(self, form: struct.Struct) -> Iterator[tuple[int, ...]]:
+        """All entries, some at a time: a file that is no index may have any size."""
+        for first in range(0, self.entries, _ENTRIES_PER_READ):
+            data = self.raw(first, min(first + _ENTRIES_PER_READ, self.entries))
+            yield from form.iter_unpack(data[: len(data) - len(data) % form.size])
 
     def _one(self, number: int) -> bytes:
         data = self.raw(number, number + 1)

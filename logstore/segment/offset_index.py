@@ -59,7 +59,7 @@ class OffsetIndex(IndexFile):
         """Raises CorruptIndex for entries out of order or positions beyond the log, or a size no index has."""
         self._check_size()
         previous_offset, previous_position = -1, -1
-        for number, (relative, position) in enumerate(_ENTRY.iter_unpack(self.raw())):
+        for number, (relative, position) in enumerate(self._unpacked(_ENTRY)):
             if relative <= previous_offset or position <= previous_position or position >= log_bytes:
                 raise CorruptIndex(
                     f"entry {number} ({relative}, {position}) does not follow ({previous_offset}, {previous_position})",

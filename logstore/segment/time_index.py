@@ -72,7 +72,7 @@ class TimeIndex(IndexFile):
         """Raises CorruptIndex for entries out of order, or a size no index has."""
         self._check_size()
         previous_ts, previous_offset = NO_TIMESTAMP, -1
-        for number, (timestamp_ms, relative) in enumerate(_ENTRY.iter_unpack(self.raw())):
+        for number, (timestamp_ms, relative) in enumerate(self._unpacked(_ENTRY)):
             if timestamp_ms <= previous_ts or relative < previous_offset or relative < 0:
                 raise CorruptIndex(
                     f"entry {number} ({timestamp_ms}, {relative}) does not follow ({previous_ts}, {previous_offset})",

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from logstore.clock import ManualClock
 from logstore.errors import CorruptState, DamagedLog
 from logstore.partition.appender import Appender, tail_of
+from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.tail import Tail
 from logstore.segment.batches import Chunk
+from logstore.store.ends import TopicEnds
 from logstore.store.plan import Plan, TopicPlan
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedReader
 from logstore.store.store import LogStore
-from logstore.store.tails import PartitionTail, boot_id, read_tail, write_tail
+from logstore.store.tails import PartitionTail, read_tail, write_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,11 @@ class Applied:
 
 
 def apply_partition(store: LogStore, plan: Plan, topic: Topic, number: int) -> Applied:
-    """Bring one partition to the plan's end. It can be run again after any error."""
+    """Bring one partition to the plan's end. It can be run again after any error. Raises UnknownTopic, DamagedLog."""
     topic_plan = plan.topic(topic.id)
     assert topic_plan is not None
     with store.locks.partition(topic.id, number, what=f"append to {topic.name}-{number}"):
+        store.check_exists(topic)  # who comes late must not make files for a topic that is no more
         known = current_tail(store, topic, number)
         if known.sequence >= topic_plan.sequence:
             return Applied(number, known.end_offset, known.tail, was_done=True)
@@ -53,9 +56,8 @@ def apply_partition(store: LogStore, plan: Plan, topic: Topic, number: int) -> A
         end = topic_plan.end_offsets[number]
         if end > base:
             tail = _append(store, plan, topic_plan, topic, number, known)
-        write_tail(
-            store.fs, store.layout.tail(topic.id, number), PartitionTail(topic_plan.sequence, end, tail, boot_id())
-        )
+        path = store.layout.tail(topic.id, number)
+        write_tail(store.fs, path, PartitionTail.of_now(topic_plan.sequence, end, tail))
         return Applied(number, end, tail)
 
 
@@ -66,7 +68,7 @@ def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
     """
     ends = store.ends(topic)
     found = read_tail(store.fs, store.layout.tail(topic.id, number), limits=store.limits)
-    if found is not None and found.is_current(ends.recovery_points[number]):
+    if found is not None and (found.is_current or _is_all_flushed(store, topic, number, found, ends)):
         return found
     high_watermark = ends.high_watermarks[number]
     log = store.open_log(
@@ -87,9 +89,24 @@ def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
         log.truncate_to(high_watermark)
     finally:
         log.close()
-    tail = PartitionTail(ends.applied_sequence, log.log_end_offset, tail_of(log.segments[-1]), boot_id())
+    tail = PartitionTail.of_now(ends.applied_sequence, log.log_end_offset, tail_of(log.segments[-1]))
     write_tail(store.fs, store.layout.tail(topic.id, number), tail)
     return tail
+
+
+def _is_all_flushed(store: LogStore, topic: Topic, number: int, tail: PartitionTail, ends: TopicEnds) -> bool:
+    """Whether a tail from before the machine was started counts: list and file agree with it, all of it was synced."""
+    if not tail.end_offset == ends.recovery_points[number] == ends.high_watermarks[number]:
+        return False
+    try:
+        state = store.partition_state(topic, number)
+    except CorruptState:
+        return False
+    return (
+        bool(state.segments)
+        and state.segments[-1].base_offset == tail.tail.base_offset
+        and store.active_bytes(topic, number, state) == tail.tail.size_bytes
+    )
 
 
 def _append(
@@ -100,7 +117,7 @@ def _append(
     config = topic_plan.log_config()
     end = topic_plan.end_offsets[number]
     if state.producers:
-        return _append_with_producers(store, plan, topic, number, end)
+        return _append_with_producers(store, plan, topic_plan, topic, number)
     appender = Appender(
         store.fs,
         directory,
@@ -122,20 +139,26 @@ def _append(
     return appender.finish()
 
 
-def _append_with_producers(store: LogStore, plan: Plan, topic: Topic, number: int, end: int) -> Tail:
+def _append_with_producers(store: LogStore, plan: Plan, topic_plan: TopicPlan, topic: Topic, number: int) -> Tail:
     """Logs that know idempotent producers (imported ones) keep their state: the long way."""
-    ends = store.ends(topic)
+    epochs = LeaderEpochs.load(store.fs, store.layout.partition(topic.partition(number)), limits=store.limits)
     log: PartitionLog = store.open_log(
         topic,
         number,
         clean=True,
-        recovery_point=ends.recovery_points[number],
+        recovery_point=store.ends(topic).recovery_points[number],
         clock=ManualClock(plan.now_ms),
+        config=topic_plan.log_config(),
     )
     try:
+        log.truncate_to(topic_plan.base_offsets[number])  # an interrupted try may have come further
         for chunk in _chunks(store, plan, topic.id, number):
-            log.append_batches(chunk.data[: len(chunk.data)].data, origin=AppendOrigin.COORDINATOR)
-        _check_end(topic, number, log.log_end_offset, end)
+            log.append_batches(
+                chunk.data.data,
+                origin=AppendOrigin.COORDINATOR,
+                leader_epoch=epochs.latest.epoch if epochs.latest else 0,
+            )
+        _check_end(topic, number, log.log_end_offset, topic_plan.end_offsets[number])
     finally:
         log.close()
     return tail_of(log.segments[-1])

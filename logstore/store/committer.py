@@ -10,6 +10,7 @@ points.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 import uuid
@@ -18,8 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from logstore.config import format_value
-from logstore.errors import CommitConflict, CommitUnknown, DiskFull, ReplayMismatch, TopicChanged, UnknownTopic
-from logstore.ledger import CommitRequest, CommitRow, Ledger, TopicCommit
+from logstore.errors import (
+    AppendUnfinished,
+    CommitConflict,
+    CommitUnknown,
+    CorruptState,
+    DamagedLog,
+    DiskFull,
+    LockHeld,
+    ReplayMismatch,
+    TopicChanged,
+    UnknownTopic,
+)
+from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
 from logstore.partition.appender import tail_of
 from logstore.segment.names import SEGMENT_KINDS, FileKind, file_name
 from logstore.store.apply import apply_partition, numbers_of
@@ -29,12 +41,14 @@ from logstore.store.plan import Plan, TopicPlan, read_plan, write_plan
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedFile, TopicTarget
 from logstore.store.store import LogStore
-from logstore.store.tails import PartitionTail, boot_id, read_tail, write_tail
+from logstore.store.tails import PartitionTail, read_tail, write_tail
 from logstore.store.trees import remove_tree
 
 _OWNER_FILE = "owner"
 _ROOM_FACTOR = 1.1  # indexes and rounding beside the batches themselves
 _FLUSH_THREADS = 8
+#: a folder that no process owns belongs to a batch write, whose driver process comes and goes
+_UNOWNED_MS_MIN = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +79,36 @@ ApplyMany = Callable[[Plan, Topic, Sequence[int]], None]
 
 
 class Staging:
-    """A plan's folder while it is being filled; locked, so that a sweep leaves it alone."""
+    """A plan's folder while it is being filled; locked, so that a sweep leaves it alone. Close it in any case."""
 
     def __init__(self, store: LogStore, plan_id: str | None = None) -> None:
-        self.plan_id = plan_id or uuid.uuid4().hex
-        self.folder = store.layout.plan(self.plan_id)
+        """Raises LockHeld when somebody else has the folder of this `plan_id`."""
         self._store = store
-        store.fs.mkdir(self.folder)
-        self._lock = FileLock(store.fs, os.path.join(self.folder, _OWNER_FILE))
-        self._lock.try_acquire()
+        #: from here on a commit may name the folder: it is the redo log, and only `flush` or `sweep` may remove it
+        self.decided = False
+        while True:
+            self.plan_id = plan_id or uuid.uuid4().hex
+            self.folder = store.layout.plan(self.plan_id)
+            store.fs.mkdir(self.folder)
+            self._lock = FileLock(store.fs, os.path.join(self.folder, _OWNER_FILE))
+            try:
+                if self._lock.try_acquire():
+                    return
+            except FileNotFoundError:
+                pass  # a sweep was faster
+            if plan_id is not None:
+                raise LockHeld(f"the staged files of plan {plan_id} are in use", file=self.folder)
 
-    def release(self) -> None:
-        self._lock.release()
-
-    def discard(self) -> None:
-        self.release()
-        remove_tree(self._store.fs, self.folder)
+    def close(self) -> None:
+        """Give the folder up; it is removed unless a commit may name it. Once is enough, twice is fine."""
+        if not self._lock.held:
+            return
+        try:
+            if not self.decided:
+                with contextlib.suppress(OSError):  # a late task may be writing into it: swept later
+                    remove_tree(self._store.fs, self.folder)
+        finally:
+            self._lock.release()
 
 
 class Committer:
@@ -100,25 +128,16 @@ class Committer:
 
     def check_replay(self, app: AppBatch) -> bool:
         """Whether the batch is committed already. Raises ReplayMismatch when it cannot be this app's next."""
+        return _is_replay(self.ledger.last_batch(app.app_id), app)
+
+    def finish_replay(self, app: AppBatch) -> None:
+        """Append and publish what a committed batch may still lack, in all its topics."""
         last = self.ledger.last_batch(app.app_id)
-        if last is None:
-            return False
-        if last.batch_id == app.batch_id and _same_query(last.query_id, app.query_id):
-            return True
-        if not app.adopt and not _same_query(last.query_id, app.query_id):
-            raise ReplayMismatch(
-                f"app {app.app_id!r} was last written by query {last.query_id} (batch {last.batch_id}); this is query "
-                f"{app.query_id} (batch {app.batch_id})",
-                hint="Two queries must not share an app_id. If the checkpoint was lost or replaced, continue with "
-                "adopt=True, or choose a new app_id",
-            )
-        if app.batch_id <= last.batch_id and not app.adopt:
-            raise ReplayMismatch(
-                f"app {app.app_id!r} is at batch {last.batch_id}; batch {app.batch_id} is older",
-                hint="The query's checkpoint was reset or is a copy. Continue with adopt=True if the rows are new, or "
-                "choose a new app_id",
-            )
-        return False
+        for row in self.ledger.find_plan(last.plan_id) if last else ():
+            with contextlib.suppress(UnknownTopic):
+                topic = self.store.topic(row.topic)
+                if topic.id == row.topic_id and self.store.ends(topic).applied_sequence < row.sequence:
+                    self.settle_topic(topic)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -138,18 +157,36 @@ class Committer:
         Raises TopicChanged (encode again), ReplayMismatch, DiskFull, LockHeld: nothing was changed then. An error of
         the append leaves a committed batch that the next holder of the lease finishes; its message says so.
         """
+        try:
+            return self._commit(staging, files, targets, app, apply_many, dict(timings_ms or {}), engine)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not staging.decided:
+                raise disk_full(error) from error
+            raise
+        finally:
+            staging.close()
+
+    def _commit(
+        self,
+        staging: Staging,
+        files: Sequence[StagedFile],
+        targets: Mapping[str, TopicTarget],
+        app: AppBatch | None,
+        apply_many: ApplyMany | None,
+        timings: dict[str, int],
+        engine: str,
+    ) -> Committed:
         written = {count.topic_id for file in files for count in file.counts if count.records}
         if not written:
-            staging.discard()
             return Committed(staging.plan_id)
-        timings = dict(timings_ms or {})
         with contextlib.ExitStack() as held:
             topics = {topic_id: self._leased(held, targets[topic_id]) for topic_id in sorted(written)}
-            if app is not None and self.check_replay(app):
-                staging.discard()
-                return Committed(staging.plan_id, replayed=True)
             began = time.monotonic()
             ends = {topic_id: self.settle(topic) for topic_id, topic in topics.items()}
+            # One look for both: the commit happens only if the app is still where this says.
+            last = None if app is None else self.ledger.last_batch(app.app_id)
+            if app is not None and _is_replay(last, app):
+                return Committed(staging.plan_id, replayed=True)
             for topic_id in {topic_id for file in files for topic_id in file.placed}:
                 if topics[topic_id].keyed:  # before the commit: a restore must never trust what no longer holds
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
@@ -178,21 +215,26 @@ class Committer:
                 app_id=app.app_id if app else None,
                 batch_id=app.batch_id if app else None,
                 query_id=app.query_id if app else None,
-                expected_batch_id=self._expected(app),
+                expected_batch_id=None if last is None else last.batch_id,
                 timings_ms=timings,
                 workers=workers,
                 engine=engine,
             )
-            self._decide(request)
+            self._decide(request, staging)
             timings["commit"] = _since(began)
 
             began = time.monotonic()
-            for topic_plan in plan.topics:
-                topic = topics[topic_plan.topic_id]
-                self._apply(plan, topic, apply_many)
-                self._publish(topic, ends[topic.id], topic_plan)
+            try:
+                for topic_plan in plan.topics:
+                    topic = topics[topic_plan.topic_id]
+                    self._apply(plan, topic, apply_many)
+                    self._publish(topic, ends[topic.id], topic_plan)
+            except Exception as error:
+                raise AppendUnfinished(
+                    f"the batch is committed (plan {plan.plan_id}), but appending it failed: {error}",
+                    hint="Nothing is lost; the next writer of the topic, or a replay of the batch, finishes it",
+                ) from error
             timings["append"] = _since(began)
-        staging.release()
         return Committed(
             plan.plan_id,
             {topic.topic: topic for topic in plan.topics},
@@ -202,22 +244,21 @@ class Committer:
             workers=workers,
         )
 
-    def _decide(self, request: CommitRequest) -> None:
+    def _decide(self, request: CommitRequest, staging: Staging) -> None:
         """The commit point. An unknown outcome is made known before anything else happens."""
+        staging.decided = True
         try:
             self.ledger.commit(request)
+        except CommitConflict:
+            staging.decided = False
+            raise
         except CommitUnknown as error:
             if self.ledger.resolve(request) is None:
+                staging.decided = False
                 raise CommitConflict(
                     f"the commit of plan {request.plan_id} failed and is ruled out for good: {error}",
                     hint="Nothing was written; run the batch again",
                 ) from error
-
-    def _expected(self, app: AppBatch | None) -> int | None:
-        if app is None:
-            return None
-        last = self.ledger.last_batch(app.app_id)
-        return None if last is None else last.batch_id
 
     def _leased(self, held: contextlib.ExitStack, target: TopicTarget) -> Topic:
         held.enter_context(self.store.locks.lease(target.id, what=f"append to {target.name}"))
@@ -280,7 +321,7 @@ class Committer:
         assert topic_plan is not None
         numbers = list(numbers_of(topic_plan))
         for number in numbers:
-            self.store.place_partition(topic, topic.partition(number))
+            self.store.place_partition(topic, topic.partition(number), wait_ms=0)
         if apply_many is not None:
             apply_many(plan, topic, numbers)
             return
@@ -289,7 +330,9 @@ class Committer:
 
     def _publish(self, topic: Topic, ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
         """Readers see the batch from here on."""
-        watermarks = tuple(max(*pair) for pair in zip(ends.high_watermarks, plan.end_offsets, strict=True))
+        # The topic may have been widened since the plan was made.
+        planned = (*plan.end_offsets, *ends.high_watermarks[len(plan.end_offsets) :])
+        watermarks = tuple(max(*pair) for pair in zip(ends.high_watermarks, planned, strict=True))
         moved = [new != old for new, old in zip(watermarks, ends.high_watermarks, strict=True)]
         stable = tuple(
             new if was_moved and ends.last_stable_offsets[number] == ends.high_watermarks[number] else old
@@ -304,6 +347,12 @@ class Committer:
         return published
 
     # --- settle -----------------------------------------------------------------------------------------------------
+
+    def settle_topic(self, topic: Topic) -> TopicEnds:
+        """Settle under the topic's lease. Raises LockHeld, UnknownTopic, DamagedLog."""
+        with self.store.locks.lease(topic.id, what=f"settle {topic.name}"):
+            self.store.check_exists(topic)
+            return self.settle(topic)
 
     def settle(self, topic: Topic) -> TopicEnds:
         """Finish what others committed and did not append; the caller holds the topic's lease.
@@ -323,50 +372,84 @@ class Committer:
             ends = replace(ends, applied_sequence=row.sequence)
             self.store.write_ends(topic, ends)
             return ends
-        plan = read_plan(self._fs, self.store.layout.plan(row.plan_id), limits=self.store.limits)
+        plan = self._committed_plan(topic, row)
         topic_plan = plan.topic(topic.id)
-        assert topic_plan is not None, f"plan {row.plan_id} does not name topic {topic.name}"
+        assert topic_plan is not None
         self._apply(plan, topic, None)
         return self._publish(topic, ends, topic_plan)
+
+    def _committed_plan(self, topic: Topic, row: CommitRow) -> Plan:
+        """Raises DamagedLog when it is gone, CorruptState when it is not the one that was committed."""
+        folder = self.store.layout.plan(row.plan_id)
+        try:
+            plan = read_plan(self._fs, folder, limits=self.store.limits)
+        except FileNotFoundError:
+            raise DamagedLog(
+                f"the staged files of commit {row.sequence} of topic {topic.name} are gone before they were appended",
+                file=folder,
+                hint="Restore the store from a backup; nothing can be appended before that",
+            ) from None
+        mine = plan.topic(topic.id)
+        if mine is None or (mine.sequence, mine.base_offsets, mine.end_offsets) != (
+            row.sequence,
+            row.base_offsets,
+            row.end_offsets,
+        ):
+            raise CorruptState(f"the plan is not what commit {row.sequence} of topic {topic.name} names", file=folder)
+        return plan
 
     def _repaired(self, topic: Topic, ends: TopicEnds) -> TopicEnds:
         """After a power cut: take back what is damaged above the recovery points, and apply those plans again."""
         damaged = [
             number
             for number in range(topic.partitions)
-            if ends.recovery_points[number] < ends.high_watermarks[number]
-            and not self._tail_is_current(topic, number, ends)
+            if ends.recovery_points[number] < ends.high_watermarks[number] and not self._tail_is_current(topic, number)
         ]
         if not damaged:
             return ends
-        rows = [row for row in self.ledger.commits_after(topic.id, ends.flushed_sequence) if not row.void]
+        rows = [
+            row
+            for row in self.ledger.commits_after(topic.id, ends.flushed_sequence)
+            if not row.void and row.sequence <= ends.applied_sequence
+        ]
         for number in damaged:
-            self._repair(topic, number, ends, rows)
+            # A row from before the topic was widened has nothing for a partition that came later.
+            self._repair(topic, number, ends, [row for row in rows if number < len(row.end_offsets)])
         return ends
 
-    def _tail_is_current(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
+    def _tail_is_current(self, topic: Topic, number: int) -> bool:
         tail = read_tail(self._fs, self.store.layout.tail(topic.id, number), limits=self.store.limits)
-        return tail is not None and tail.is_current(ends.recovery_points[number])
+        return tail is not None and tail.is_current
 
     def _repair(self, topic: Topic, number: int, ends: TopicEnds, rows: Sequence[CommitRow]) -> None:
-        path = self.store.layout.tail(topic.id, number)
+        """`rows` are the commits that were applied and not flushed since."""
+        self.store.place_partition(topic, topic.partition(number), wait_ms=0)
         with self.store.locks.partition(topic.id, number, what=f"check {topic.name}-{number}"):
             log = self.store.open_log(
                 topic, number, clean=False, recovery_point=ends.recovery_points[number], high_watermark=None
             )
-            intact = ends.flushed_sequence
-            end = ends.recovery_points[number]
-            for row in rows:
-                if row.sequence > ends.applied_sequence or row.end_offsets[number] > log.log_end_offset:
-                    break
-                intact, end = row.sequence, row.end_offsets[number]
-            log.truncate_to(end)
-            log.close()
-            write_tail(self._fs, path, PartitionTail(intact, end, tail_of(log.segments[-1]), boot_id()))
+            try:
+                intact = ends.flushed_sequence
+                end = rows[0].base_offsets[number] if rows else ends.high_watermarks[number]
+                if log.log_end_offset < end:
+                    raise DamagedLog(
+                        f"flushed up to {end}, but the log ends at {log.log_end_offset}",
+                        partition=topic.partition(number),
+                        offset=log.log_end_offset,
+                        hint="`duramen recover` goes on behind the loss",
+                    )
+                for row in rows:
+                    if row.end_offsets[number] > log.log_end_offset:
+                        break
+                    intact, end = row.sequence, row.end_offsets[number]
+                log.truncate_to(end)
+            finally:
+                log.close()
+            tail = PartitionTail.of_now(intact, end, tail_of(log.segments[-1]))
+            write_tail(self._fs, self.store.layout.tail(topic.id, number), tail)
         for row in rows:
-            if intact < row.sequence <= ends.applied_sequence:
-                plan = read_plan(self._fs, self.store.layout.plan(row.plan_id), limits=self.store.limits)
-                apply_partition(self.store, plan, topic, number)
+            if row.sequence > intact:
+                apply_partition(self.store, self._committed_plan(topic, row), topic, number)
 
     # --- flush and sweep --------------------------------------------------------------------------------------------
 
@@ -382,8 +465,7 @@ class Committer:
             ]
             if not pending and ends.flushed_sequence == ends.applied_sequence:
                 return ends
-            with ThreadPoolExecutor(_FLUSH_THREADS) as pool:
-                list(pool.map(lambda number: self._sync(topic, number, ends.recovery_points[number]), pending))
+            self._sync_all(topic, pending, ends)
             flushed = replace(ends, recovery_points=ends.high_watermarks, flushed_sequence=ends.applied_sequence)
             self.store.write_ends(topic, flushed)
             rows = self.ledger.commits_after(topic.id, ends.flushed_sequence)
@@ -391,6 +473,17 @@ class Committer:
         for plan_id in plans:
             self._drop_plan(plan_id)
         return flushed
+
+    def _sync_all(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
+        def sync(number: int) -> None:
+            self._sync(topic, number, ends.recovery_points[number])
+
+        try:
+            with ThreadPoolExecutor(_FLUSH_THREADS) as pool:
+                list(pool.map(sync, numbers))
+        except RuntimeError:  # while the interpreter ends, there are no new threads
+            for number in numbers:
+                sync(number)
 
     def _sync(self, topic: Topic, number: int, recovery_point: int) -> None:
         directory = self.store.layout.partition(topic.partition(number))
@@ -413,6 +506,7 @@ class Committer:
         try:
             plan = read_plan(self._fs, folder, limits=self.store.limits)
         except FileNotFoundError:
+            remove_tree(self._fs, folder)  # somebody was interrupted removing it
             return
         for topic_plan in plan.topics:
             try:
@@ -433,12 +527,15 @@ class Committer:
             folder = self.store.layout.plan(plan_id)
             lock = FileLock(self._fs, os.path.join(folder, _OWNER_FILE))
             try:
+                owned = self._fs.exists(lock.path)
+                if not owned and self._fs.stat(folder).mtime_ms > self.store.clock.now_ms() - _UNOWNED_MS_MIN:
+                    continue
                 if not lock.try_acquire():
                     continue
             except FileNotFoundError:
                 continue
             try:
-                if self.ledger.find_plan(plan_id):
+                if any(not row.void for row in self.ledger.find_plan(plan_id)):
                     self._drop_plan(plan_id)
                 else:
                     remove_tree(self._fs, folder)
@@ -446,6 +543,36 @@ class Committer:
             finally:
                 lock.release()
         return removed
+
+
+def _is_replay(last: AppProgress | None, app: AppBatch) -> bool:
+    """Whether the app's last batch is this one. Raises ReplayMismatch when this one cannot follow it."""
+    if last is None:
+        return False
+    if last.batch_id == app.batch_id and _same_query(last.query_id, app.query_id):
+        return True
+    if not app.adopt and not _same_query(last.query_id, app.query_id):
+        raise ReplayMismatch(
+            f"app {app.app_id!r} was last written by query {last.query_id} (batch {last.batch_id}); this is query "
+            f"{app.query_id} (batch {app.batch_id})",
+            hint="Two queries must not share an app_id. If the checkpoint was lost or replaced, continue with "
+            "adopt=True, or choose a new app_id",
+        )
+    if app.batch_id <= last.batch_id and not app.adopt:
+        raise ReplayMismatch(
+            f"app {app.app_id!r} is at batch {last.batch_id}; batch {app.batch_id} is older",
+            hint="The query's checkpoint was reset or is a copy. Continue with adopt=True if the rows are new, or "
+            "choose a new app_id",
+        )
+    return False
+
+
+def disk_full(error: OSError) -> DiskFull:
+    return DiskFull(
+        f"the disk is full: {error}",
+        file=error.filename,
+        hint="Nothing was committed; make room and run the batch again",
+    )
 
 
 def _same_query(last: str | None, this: str | None) -> bool:

@@ -221,9 +221,10 @@ class StoreLocks:
     @contextlib.contextmanager
     def _hold(self, rank: LockRank, key: tuple[str, int], what: str, wait_ms: int | None) -> Iterator[None]:
         stack: list[tuple[LockRank, tuple[str, int]]] = self._held.__dict__.setdefault("stack", [])
-        if stack and stack[-1] >= (rank, key):
-            raise RuntimeError(f"{_name(rank, key)} is taken after {_name(*stack[-1])}: that order can deadlock")
         wait_ms = self._wait_ms if wait_ms is None else wait_ms
+        # A lock that is only tried cannot deadlock.
+        if stack and max(stack) >= (rank, key) and (wait_ms or (rank, key) in stack):
+            raise RuntimeError(f"{_name(rank, key)} is taken after {_name(*max(stack))}: that order can deadlock")
         path = os.path.join(self._layout.locks, _name(rank, key))
         lock = FileLock(self._fs, path)
         if not lock.acquire(wait_ms):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterable
 
 import pyarrow as pa
 
-from logstore.errors import TopicChanged
+from logstore.errors import CommitConflict, TopicChanged
 from logstore.records.record import Record
-from logstore.store.committer import AppBatch, Committed, Committer, Staging
+from logstore.store.committer import AppBatch, Committed, Committer, Staging, disk_full
 from logstore.store.staging import EncodeOptions, StagedWriter, TopicTarget
 
 _ENCODE_TRIES_MAX = 5
@@ -26,14 +27,15 @@ def append_table(
     """Append rows of key, value, timestamp?, headers?, partition? to one topic, all or none of them.
 
     With `app`, a batch that is in the ledger already is not written again. Raises InvalidRecord and its kind,
-    UnknownTopic, ReplayMismatch, LockHeld, DiskFull.
+    UnknownTopic, ReplayMismatch, LockHeld, DiskFull: nothing was changed then. AppendUnfinished: it was committed.
     """
-    if app is not None and committer.check_replay(app):
-        return Committed("", replayed=True)
     for attempt in range(_ENCODE_TRIES_MAX):
+        if app is not None and committer.check_replay(app):
+            committer.finish_replay(app)
+            return Committed("", replayed=True)
         began = time.monotonic()
-        staging = Staging(committer.store)
         target = committer.target(topic)
+        staging = Staging(committer.store)
         try:
             writer = StagedWriter(
                 committer.store.fs, staging.folder, options=options, now_ms=committer.store.clock.now_ms()
@@ -46,13 +48,15 @@ def append_table(
             return committer.commit(
                 staging, [staged], {target.id: target}, app=app, timings_ms={"encode": encode_ms}, engine="local"
             )
-        except TopicChanged:
-            staging.discard()
+        except (TopicChanged, CommitConflict):  # nothing happened: look again
             if attempt + 1 == _ENCODE_TRIES_MAX:
                 raise
-        except BaseException:
-            staging.release()  # swept later if nothing was committed
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not staging.decided:
+                raise disk_full(error) from error
             raise
+        finally:
+            staging.close()
     raise AssertionError("unreachable")
 
 

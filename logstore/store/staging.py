@@ -9,6 +9,7 @@ its summary travels. Until its plan is flushed it is the redo log.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from crc32c import crc32c
 
 from logstore.config import LogConfig
-from logstore.errors import CorruptState, InvalidRecord, UnknownTopic
+from logstore.errors import AppendTooLarge, CorruptState, InvalidRecord, InvalidTimestamp, UnknownTopic
 from logstore.files import File, FileSystem
 from logstore.limits import Limits
 from logstore.partition.validation import check_columns, check_sizes, codec_level, topic_codec_id
@@ -32,6 +34,7 @@ from logstore.records.columns import Columns
 from logstore.records.compression import codec_by_name
 from logstore.records.encoder import BATCH_BYTES, BatchOptions, Encoder
 from logstore.records.partitioner import route
+from logstore.records.table import SIZE, BatchTable
 from logstore.segment.batches import Chunk, read_batches
 
 _TRAILER = struct.Struct(">qII8s")
@@ -103,6 +106,7 @@ class StagedWriter:
 
         Raises InvalidRecord and its kind, RecordTooLarge, InvalidTimestamp; the file is of no use then.
         """
+        _check_times(rows, target.name)
         columns = columns_of_batch(rows)
         codec_id = topic_codec_id(target.config, codec_by_name(self._options.compression_type).id)
         check_columns(columns, target.config, self._now_ms, codec_id, target.name)
@@ -146,6 +150,7 @@ class StagedWriter:
         start = self._position
         for batches in encoder.encode(columns, selection):
             check_sizes(batches.table, target.config, target.name)
+            _check_fits(batches.table, target)
             self._file.pwrite(batches.data.data, self._position)
             self._position += len(batches.data)
         self._pieces.append((target.id, partition, start, self._position - start, len(selection)))
@@ -171,7 +176,35 @@ class StagedWriter:
 
     def abandon(self) -> None:
         self._file.close()
-        self._fs.unlink(os.path.join(self._folder, self.name))
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(os.path.join(self._folder, self.name))
+
+
+def _check_times(rows: pa.RecordBatch, topic: str) -> None:
+    """Raises InvalidTimestamp below zero, as Kafka's producers do; no timestamp at all is a null."""
+    if "timestamp" not in rows.schema.names or not rows.num_rows:
+        return
+    times = rows.column("timestamp")
+    if not (pa.types.is_timestamp(times.type) or pa.types.is_integer(times.type)):
+        return
+    earliest = pc.min(times.cast(pa.int64())).as_py()
+    if earliest is not None and earliest < 0:
+        raise InvalidTimestamp(
+            f"a row has the timestamp {earliest}; there are none below 0",
+            partition=topic,
+            hint="Leave it null for the time of encoding",
+        )
+
+
+def _check_fits(table: BatchTable, target: TopicTarget) -> None:
+    """Raises AppendTooLarge for a batch no segment takes: once it is committed, it must be possible to append it."""
+    largest = int(table[:, SIZE].max()) if len(table) else 0
+    if largest > target.config.segment_bytes:
+        raise AppendTooLarge(
+            f"a batch of {largest} bytes; segment.bytes is {target.config.segment_bytes}",
+            partition=target.name,
+            hint="Send smaller records, or raise segment.bytes of the topic",
+        )
 
 
 def _given(partitions: pa.Array | None) -> tuple[npt.NDArray[np.int64] | None, int, int]:
@@ -200,6 +233,13 @@ class StagedReader:
         self._limits = limits
         self._file: File = fs.open(path)
         self._pieces: dict[tuple[str, int], list[Piece]] = {}
+        try:
+            self._load(path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _load(self, path: str) -> None:
         size = self._file.size()
         trailer = self._file.pread(_TRAILER.size, max(size - _TRAILER.size, 0))
         if len(trailer) < _TRAILER.size:
@@ -228,5 +268,7 @@ def target_named(targets: dict[str, TopicTarget], name: str) -> TopicTarget:
     """Raises UnknownTopic."""
     target = targets.get(name)
     if target is None:
-        raise UnknownTopic(f"there is no topic {name!r}", hint="Create it, or set the option that creates topics")
+        error = UnknownTopic(f"there is no topic {name!r}", hint="Create it, or set the option that creates topics")
+        error.topic = name  # type: ignore[attr-defined]
+        raise error
     return target

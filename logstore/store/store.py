@@ -24,7 +24,7 @@ from logstore.errors import (
     TopicExists,
     UnknownTopic,
 )
-from logstore.files import OS_FILES, FileSystem
+from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.checkpoint import (
     MetaProperties,
@@ -218,7 +218,8 @@ class LogStore:
             self.check_exists(topic)
             self.registry.remove(name)
             for partition in topic.partition_list():
-                self._discard(self.layout.partition(partition))
+                with self.locks.partition(topic.id, partition.partition, what=what):  # a late append may still run
+                    self._discard(self.layout.partition(partition))
             remove_tree(self.fs, self.layout.topic_state(topic.id))
         self.locks.forget_topic(topic.id, topic.partitions)
         return topic
@@ -228,8 +229,8 @@ class LogStore:
         return read_ends(self.fs, self.layout.ends(topic.id), partitions=topic.partitions, limits=self.limits)
 
     def write_ends(self, topic: Topic, ends: TopicEnds) -> None:
-        """The caller holds the topic's lease."""
-        self.fs.mkdir(self.layout.topic_state(topic.id))
+        """Durable when this returns. The caller holds the topic's lease."""
+        make_directory(self.fs, self.layout.topic_state(topic.id))
         write_ends(self.fs, self.layout.ends(topic.id), ends)
 
     # --- partitions ----------------------------------------------------------------------------------------------
@@ -298,15 +299,17 @@ class LogStore:
         recovery_point: int = 0,
         high_watermark: int | None = None,
         clock: Clock | None = None,
+        config: LogConfig | None = None,
     ) -> PartitionLog:
         """The bare log, recovered unless `clean`; the caller holds lease and partition lock, and publishes its end."""
         from logstore.partition.log import PartitionLog
 
         partition = topic.partition(number)
+        self.forget_tail(topic, number)  # it speaks of the log as it was before it was opened
         return PartitionLog.open(
             self.layout.partition(partition),
             partition=partition,
-            config=self.log_config(topic),
+            config=config or self.log_config(topic),
             clean=clean,
             state_path=self.layout.partition_state(topic.id, number),
             recovery_point=recovery_point,
@@ -405,17 +408,21 @@ class LogStore:
 
     # --- partition directories -----------------------------------------------------------------------------------
 
-    def place_partition(self, topic: Topic, partition: TopicPartition) -> str:
-        """The partition's directory, made when it is missing; never one that a topic of the same name left behind."""
+    def place_partition(self, topic: Topic, partition: TopicPartition, *, wait_ms: int | None = None) -> str:
+        """The partition's directory, made when it is missing; never one that a topic of the same name left behind.
+
+        Who holds a lease gives a `wait_ms` of 0: the lease of the topic that was here before can only be tried then.
+        """
         directory = self.layout.partition(partition)
         if self._topic_id_at(directory) == topic.id:
             return directory
-        self.clear_place(partition)
+        self.clear_place(partition, wait_ms=wait_ms)
         with self.locks.partition(topic.id, partition.partition, what=f"make {partition}"):
             self.check_exists(topic)
             if self._topic_id_at(directory) != topic.id:
                 state_path = self.layout.partition_state(topic.id, partition.partition)
                 self.fs.mkdir(self.layout.topic_state(topic.id))
+                self.fs.fsync_dir(self.layout.state)
                 if not self.fs.exists(state_path):
                     # Readers go by the list, also by an empty one.
                     write_state(self.fs, state_path, PartitionState(producers=False))
@@ -426,7 +433,7 @@ class LogStore:
                 self.fs.fsync_dir(self.layout.logs)
         return directory
 
-    def clear_place(self, partition: TopicPartition) -> None:
+    def clear_place(self, partition: TopicPartition, *, wait_ms: int | None = None) -> None:
         """Take away what lies where the partition's directory belongs, if it is nobody's any more."""
         directory = self.layout.partition(partition)
         if not is_directory(self.fs, directory):
@@ -436,7 +443,7 @@ class LogStore:
             # Not made by us; set aside, never deleted.
             self.fs.rename(directory, self.layout.work("stray"))
             return
-        with self.locks.lease(left_by, what=f"clear {partition}"):
+        with self.locks.lease(left_by, what=f"clear {partition}", wait_ms=wait_ms):
             if left_by not in {topic.id for topic in self.topics()} and self._topic_id_at(directory) == left_by:
                 self._discard(directory)
 

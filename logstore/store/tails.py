@@ -1,7 +1,7 @@
 """A partition's tail file: where its log ends, exactly, and which commit ended it.
 
 Written after each append, under the partition lock, and never synced: it only saves looking. It is believed as long as
-the machine that wrote it has not been started again, or everything it speaks of has been flushed.
+the machine that wrote it has not been started again; after that an older one may be back under its name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ class PartitionTail:
     tail: Tail
     boot_id: str
 
-    def is_current(self, recovery_point: int) -> bool:
-        return self.end_offset <= recovery_point or self.boot_id == boot_id()
+    @classmethod
+    def of_now(cls, sequence: int, end_offset: int, tail: Tail) -> PartitionTail:
+        return cls(sequence, end_offset, tail, boot_id())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it was written since the machine was started."""
+        return bool(self.boot_id) and self.boot_id == boot_id()
 
 
 @functools.lru_cache(maxsize=1)
@@ -44,7 +50,7 @@ def read_tail(fs: FileSystem, path: str, *, limits: Limits) -> PartitionTail | N
         document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
         numbers = document["tail"]
         if not isinstance(numbers, list) or any(type(n) is not int or not -1 <= n <= INT64_MAX for n in numbers):
-            return None
+            return None  # -1: no record has a timestamp
         return PartitionTail(
             whole_number(document, "sequence", file=path),
             whole_number(document, "end_offset", file=path),

@@ -46,8 +46,9 @@ class Machine:
         self.clock = ManualClock(NOW_MS)
         if fs is None:
             fs = SimulatedFileSystem(self.clock)
-            fs.mkdir(PLACE.root)
-            fs.fsync_dir("/")
+            for path in (PLACE.root, *map(os.path.dirname, (PLACE.directory, PLACE.state_path))):
+                fs.mkdir(path)
+                fs.fsync_dir(os.path.dirname(path))
         self.fs = fs
         self.model = Model()
         self.under_way: Operation | None = None

@@ -123,7 +123,8 @@ def test_a_compressed_batch_has_kafkas_header_and_the_same_records(codec: Any) -
 def test_a_batch_appended_at_log_append_time_and_later_cleaned() -> None:
     records = [Record(b"a", None, 1000), Record(b"b", b"x", 2000)]
     data = np.frombuffer(bytearray(encode_batch(columns_of(records), BatchOptions(leader_epoch=0))), np.uint8)
-    kernels().stamp_append_time(address_of(data), address_of(scan_batches(data).table), 1, golden.APPENDED_MS)
+    found = scan_batches(data).table
+    kernels().stamp_append_time(address_of(data), address_of(found), 1, golden.APPENDED_MS)
     assert data.tobytes() == golden.APPENDED
 
     read = list(iter_records(golden.APPENDED))

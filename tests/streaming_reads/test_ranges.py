@@ -1,0 +1,250 @@
+"""Which offsets a read covers, and the shares of a micro-batch. A store is read, but no Spark runs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logstore.errors import InvalidConfig, NotAStore, OffsetOutOfRange, StoreVersionError, UnknownTopic
+from logstore.records.record import Record
+from logstore.store.maintenance import delete_records
+from logstore.store.store import LogStore
+from streaming.options import ReadOptions, read_options
+from streaming.ranges import (
+    OffsetRange,
+    Positions,
+    batch_ranges,
+    from_stream,
+    in_range,
+    limited,
+    resolve,
+    split,
+    stream_start,
+    subscribed,
+    to_stream,
+)
+from streaming.source import LogStreamReader
+
+BASE_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def orders(store: LogStore, append: Any) -> LogStore:
+    """`orders`: ten records in partition 0 and five in 1, a second apart; `other`: one partition, empty."""
+    store.create_topic("orders", partitions=2)
+    store.create_topic("other")
+    records = [Record(b"k%d" % n, b"v", BASE_MS + 1000 * n) for n in range(15)]
+    append("orders", records, [0] * 10 + [1] * 5)
+    return store
+
+
+def options(store: LogStore, *, streaming: bool = False, **given: str) -> ReadOptions:
+    chosen = {} if given.keys() & {"subscribePattern", "assign"} else {"subscribe": "orders"}
+    return read_options({"store": store.path, **chosen, **given}, streaming=streaming)
+
+
+def ranges(store: LogStore, **given: str) -> list[tuple[int, int, int]]:
+    return [(each.partition, each.start, each.end) for each in batch_ranges(store, options(store, **given))]
+
+
+def test_all_of_a_topic(orders: LogStore) -> None:
+    assert ranges(orders) == [(0, 0, 10), (1, 0, 5)]
+
+
+def test_by_offsets(orders: LogStore) -> None:
+    starting, ending = '{"orders": {"0": 3, "1": -2}}', '{"orders": {"0": 8, "1": -1}}'
+    assert ranges(orders, startingOffsets=starting, endingOffsets=ending) == [(0, 3, 8), (1, 0, 5)]
+
+
+def test_by_timestamps(orders: LogStore) -> None:
+    found = ranges(
+        orders,
+        startingOffsetsByTimestamp=f'{{"orders": {{"0": {BASE_MS + 2500}, "1": 0}}}}',
+        endingTimestamp=str(BASE_MS + 12000),
+    )
+    assert found == [(0, 3, 10), (1, 0, 2)]
+
+
+def test_a_time_nobody_has_reached(orders: LogStore) -> None:
+    far = str(BASE_MS + 10**9)
+    with pytest.raises(InvalidConfig, match="no record of orders-0 is at or after"):
+        ranges(orders, startingTimestamp=far)
+    assert ranges(orders, startingTimestamp=far, startingOffsetsByTimestampStrategy="latest") == []
+    assert ranges(orders, endingTimestamp=far) == [(0, 0, 10), (1, 0, 5)]
+
+
+def test_by_pattern_and_by_assignment(orders: LogStore) -> None:
+    names = [(topic.name, number) for topic, number in subscribed(orders, options(orders, subscribePattern="o.*"))]
+    assert names == [("orders", 0), ("orders", 1), ("other", 0)]
+    assert ranges(orders, assign='{"orders": [1]}') == [(1, 0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"subscribePattern": "x.*"}, "no topic matches"),
+        ({"assign": '{"orders": [2]}'}, "has partitions 0 to 1"),
+        ({"assign": '{"order": [0]}'}, "no topic is called order"),
+    ],
+)
+def test_topics_that_are_not_there(orders: LogStore, given: dict[str, str], expected: str) -> None:
+    with pytest.raises(UnknownTopic, match=expected):
+        ranges(orders, **given)
+    with pytest.raises(UnknownTopic):
+        batch_ranges(orders, read_options({"store": orders.path, "subscribe": "none"}, streaming=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"orders": {"0": 1}}', "startingOffsets says nothing of orders-1"),
+        ("{}", "startingOffsets says nothing of orders-0, orders-1"),
+        ('{"orders": {"0": 1, "1": 1, "7": 1}}', "names orders-7, which is not read"),
+        ('{"orders": {"0": 1, "1": 1}, "other": {"0": 1}}', "names other-0, which is not read"),
+    ],
+)
+def test_offsets_must_name_what_is_read_and_nothing_else(orders: LogStore, text: str, expected: str) -> None:
+    with pytest.raises(InvalidConfig, match=expected):
+        ranges(orders, startingOffsets=text)
+
+
+def test_an_end_before_its_start(orders: LogStore) -> None:
+    with pytest.raises(InvalidConfig, match="orders-0 would end at 3, before its start 5"):
+        ranges(orders, startingOffsets='{"orders":{"0":5,"1":0}}', endingOffsets='{"orders":{"0":3,"1":5}}')
+
+
+@pytest.mark.parametrize("side", ["startingOffsets", "endingOffsets"])
+def test_an_offset_beyond_the_end(orders: LogStore, side: str) -> None:
+    with pytest.raises(OffsetOutOfRange, match=f"{side} asks for 11, the log ends at 10") as caught:
+        ranges(orders, **{side: '{"orders":{"0":11,"1":5}}'})
+    assert caught.value.where() == {"partition": "orders-0", "offset": 11}
+
+
+def test_offsets_of_a_topic_that_was_created_again(orders: LogStore) -> None:
+    stale = '{"orders":{"0":0,"1":0},"@ids":{"orders":"gone"}}'
+    with pytest.raises(UnknownTopic, match="deleted and created again"):
+        ranges(orders, startingOffsets=stale)
+
+
+def test_what_was_deleted_is_loss_and_may_be_allowed(orders: LogStore) -> None:
+    delete_records(orders, orders.topic("orders"), 0, before_offset=4)
+    assert ranges(orders)[0] == (0, 4, 10)
+    starting = '{"orders":{"0":2,"1":0}}'
+    with pytest.raises(OffsetOutOfRange, match="records 2 to 4 are gone: the log starts at 4"):
+        ranges(orders, startingOffsets=starting)
+    assert ranges(orders, startingOffsets=starting, failOnDataLoss="false")[0] == (0, 4, 10)
+
+
+def test_not_a_store_and_a_newer_one(store: LogStore, tmp_path: Any) -> None:
+    reader = LogStreamReader(read_options({"store": str(tmp_path), "subscribe": "a"}, streaming=True))
+    with pytest.raises(NotAStore, match="no store here"):
+        reader.initialOffset()
+    with open(f"{store.path}/version", "w") as file:
+        file.write("99\n")
+    reader = LogStreamReader(read_options({"store": store.path, "subscribe": "a"}, streaming=True))
+    with pytest.raises(StoreVersionError, match="format version 99"):
+        reader.initialOffset()
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_range_is_split_in_proportion_and_loses_nothing() -> None:
+    wanted = [OffsetRange("t", "i", 0, 0, 90), OffsetRange("t", "i", 1, 5, 15), OffsetRange("t", "i", 2, 0, 1)]
+    pieces = split(wanted, 10)
+    assert len(pieces) >= 10
+    assert [(p.partition, p.start) for p in pieces[:2]] == [(0, 0), (0, 10)]
+    for each in wanted:
+        own = [p for p in pieces if p.partition == each.partition]
+        assert (own[0].start, own[-1].end) == (each.start, each.end)
+        assert all(a.end == b.start for a, b in itertools.pairwise(own))
+    assert split(wanted, 3) == wanted
+    assert split(wanted, None) == wanted
+
+
+sizes = st.lists(st.integers(0, 1000), min_size=1, max_size=8)
+
+
+@given(sizes, st.integers(1, 500))
+def test_a_micro_batch_is_exactly_as_large_as_it_may_be(sizes: list[int], rows_max: int) -> None:
+    start: Positions = {("t", "i", number): 7 * number for number in range(len(sizes))}
+    latest = {key: start[key] + size for key, size in zip(start, sizes, strict=True)}
+    ends = limited(start, latest, rows_max)
+    assert all(start[key] <= ends[key] <= latest[key] for key in latest)
+    assert sum(ends[key] - start[key] for key in ends) == min(rows_max, sum(sizes))
+
+
+def test_offsets_of_a_stream_are_kafkas_with_the_topics_ids() -> None:
+    positions: Positions = {("a", "x", 10): 3, ("a", "x", 2): 4, ("b", "y", 0): 5}
+    assert to_stream(positions) == {"a": {"2": 4, "10": 3}, "b": {"0": 5}, "@ids": {"a": "x", "b": "y"}}
+    assert from_stream(to_stream(positions)) == positions
+    assert list(to_stream(positions)["a"]) == ["2", "10"]  # the same text each time: Spark compares texts
+
+
+def stream(store: LogStore, **given: str) -> LogStreamReader:
+    return LogStreamReader(options(store, streaming=True, **given))
+
+
+def test_partitions_and_topics_that_came_since_are_read_from_their_beginning(orders: LogStore) -> None:
+    reader = stream(orders, subscribePattern="o.*")
+    before = {"orders": {"0": 8, "1": 5}}
+    latest = reader.latestOffset(before, reader.getDefaultReadLimit())
+    assert latest["other"] == {"0": 0}
+    found = [each.value for each in reader.partitions({"orders": {"0": 8}}, latest)]
+    assert [(each.partition, each.start, each.end) for each in found] == [(0, 8, 10), (1, 0, 5)]
+
+
+def test_a_stream_notices_a_topic_that_was_created_again(orders: LogStore, append: Any) -> None:
+    reader = stream(orders)
+    start = reader.reportLatestOffset()
+    orders.delete_topic("orders")
+    orders.create_topic("orders", partitions=2)
+    append("orders", [Record(b"k", b"new", BASE_MS)], [1])
+    with pytest.raises(UnknownTopic, match="deleted and created again"):
+        reader.latestOffset(start, reader.getDefaultReadLimit())
+    going_on = stream(orders, failOnDataLoss="false")
+    end = going_on.latestOffset(start, going_on.getDefaultReadLimit())
+    found = [each.value for each in going_on.partitions(start, end)]
+    assert [(each.partition, each.start, each.end) for each in found] == [(1, 0, 1)]
+    stale = OffsetRange("orders", "gone", 0, 0, 1)
+    with pytest.raises(UnknownTopic):
+        in_range(orders, options(orders), stale)
+    assert in_range(orders, options(orders, failOnDataLoss="false"), stale).start == 1
+
+
+def test_a_stream_notices_a_topic_that_is_gone_and_a_log_that_ends_too_early(orders: LogStore) -> None:
+    reader = stream(orders, subscribePattern="orders|other")
+    latest = reader._latest()
+    start = latest | {("third", "x", 0): 4}
+    with pytest.raises(UnknownTopic, match="topic third is gone"):
+        stream_start(reader.options, start, latest)
+    allowed = stream(orders, failOnDataLoss="false")
+    assert stream_start(allowed.options, start, latest) == latest
+    ahead = {key: offset + 1 for key, offset in latest.items()}
+    with pytest.raises(OffsetOutOfRange, match="the stream is at 11, the log ends at 10"):
+        stream_start(reader.options, ahead, latest)
+    assert allowed.latestOffset(to_stream(ahead), allowed.getDefaultReadLimit())["orders"] == {"0": 11, "1": 6}
+
+
+def test_available_now_ends_where_it_began_even_if_more_comes(orders: LogStore, append: Any) -> None:
+    reader = stream(orders, startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    reader.prepareForTriggerAvailableNow()
+    append("orders", [Record(b"k", b"late", BASE_MS)], [0])
+    at, steps = reader.initialOffset(), []
+    while True:
+        end = reader.latestOffset(at, reader.getDefaultReadLimit())
+        if end == at:
+            break
+        steps.append(sum(from_stream(end).values()) - sum(from_stream(at).values()))
+        at = end
+    assert at["orders"] == {"0": 10, "1": 5}
+    assert steps == [4, 4, 4, 3]
+
+
+def test_resolve_begins_a_stream_at_the_end_by_default(orders: LogStore) -> None:
+    found = resolve(orders, stream(orders).options, stream(orders).options.starting, "starting")
+    assert [offset for _, _, offset in found] == [10, 5]
