@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logstore.store.store import LogStore
+    from streaming import LogSink, restore_into_delta, restore_state
 
-__all__ = ["LogStore"]
+__all__ = ["LogSink", "LogStore", "restore_into_delta", "restore_state"]
 
-_HOMES = {"LogStore": "logstore.store.store"}
+_HOMES = {
+    "LogStore": "logstore.store.store",
+    "LogSink": "streaming",
+    "restore_state": "streaming",
+    "restore_into_delta": "streaming",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -14,12 +14,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from duramen.commands import topics
+from duramen.commands.backup import backup
 from duramen.commands.config import config
 from duramen.commands.consume import consume
 from duramen.commands.dump import dump
 from duramen.commands.maintain import delete_records, recover, retain, verify
 from duramen.commands.offsets import describe, offsets
 from duramen.commands.produce import get, produce
+from duramen.commands.restore import restore
 from duramen.commands.transfer import export, import_
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, Output, session
 
@@ -66,6 +68,8 @@ app.command()(retain)
 app.command("delete-records")(delete_records)
 app.command("import")(import_)
 app.command()(export)
+app.command()(restore)
+app.command()(backup)
 app.command()(config)
 
 

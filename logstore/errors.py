@@ -309,3 +309,7 @@ class HistoryCompacted(DuramenError):
     """Compaction has thinned the moment that was asked for; `earliest` has the first exact offset of each partition."""
 
     earliest: dict[str, int]
+
+
+class BackupRefused(DuramenError):
+    """A target directory that cannot become a copy of the store."""

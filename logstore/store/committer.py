@@ -106,7 +106,7 @@ class Staging:
         try:
             if not self.decided:
                 with contextlib.suppress(OSError):  # a late task may be writing into it: swept later
-                    remove_tree(self._store.fs, self.folder)
+                    _remove(self._store, self.folder)
         finally:
             self._lock.release()
 
@@ -506,7 +506,6 @@ class Committer:
         try:
             plan = read_plan(self._fs, folder, limits=self.store.limits)
         except FileNotFoundError:
-            remove_tree(self._fs, folder)  # somebody was interrupted removing it
             return
         for topic_plan in plan.topics:
             try:
@@ -515,7 +514,7 @@ class Committer:
                 continue
             if topic.id == topic_plan.topic_id and self.store.ends(topic).flushed_sequence < topic_plan.sequence:
                 return
-        remove_tree(self._fs, folder)
+        _remove(self.store, folder)
 
     def sweep(self) -> list[str]:
         """Remove staging that no commit names and nobody is filling; returns the plan ids."""
@@ -538,7 +537,7 @@ class Committer:
                 if any(not row.void for row in self.ledger.find_plan(plan_id)):
                     self._drop_plan(plan_id)
                 else:
-                    remove_tree(self._fs, folder)
+                    _remove(self.store, folder)
                     removed.append(plan_id)
             finally:
                 lock.release()
@@ -565,6 +564,14 @@ def _is_replay(last: AppProgress | None, app: AppBatch) -> bool:
             "choose a new app_id",
         )
     return False
+
+
+def _remove(store: LogStore, folder: str) -> None:
+    """Out of sight in one step, then gone; what a crash leaves of it, the store's own sweep takes."""
+    grave = store.layout.work("delete")
+    with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+        store.fs.rename(folder, grave)
+        remove_tree(store.fs, grave)
 
 
 def disk_full(error: OSError) -> DiskFull:

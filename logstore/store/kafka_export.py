@@ -201,7 +201,7 @@ def _build(
     with store.locks.maintenance(topic.id, number, what=f"export {partition}"):
         high_watermark = store.high_watermark(topic, number)
         state = store.partition_state(topic, number)
-        linked, copied = _take_files(store, partition, state, high_watermark, directory, progress)
+        linked, copied = take_files(store, partition, state, high_watermark, directory, progress)
     write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic_id)
     config = store.log_config(topic)
     start, end, segments = _finish(store, partition, config, directory, state, high_watermark)
@@ -218,13 +218,15 @@ def _build(
     return exported, facts
 
 
-def _take_files(
+def take_files(
     store: LogStore,
     partition: TopicPartition,
     state: PartitionState,
     high_watermark: int,
     target: str,
     progress: Callable[[int], None],
+    *,
+    link: bool = True,
 ) -> tuple[int, int]:
     """Bytes linked and copied. The last segment comes without indexes: they may be written to this moment."""
     fs, source = store.fs, store.layout.partition(partition)
@@ -235,7 +237,7 @@ def _take_files(
         path = os.path.join(source, file_name(entry.base_offset, FileKind.LOG))
         to = os.path.join(target, os.path.basename(path))
         if at + 1 < len(committed):
-            if _link(fs, path, to):
+            if link and _link(fs, path, to):
                 linked += entry.size_bytes
             else:
                 copied += copy_file(fs, path, to)

@@ -33,7 +33,7 @@ from logstore.records.arrow import columns_of_batch
 from logstore.records.columns import Columns
 from logstore.records.compression import codec_by_name
 from logstore.records.encoder import BATCH_BYTES, BatchOptions, Encoder
-from logstore.records.partitioner import route
+from logstore.records.partitioner import Routed, route
 from logstore.records.table import SIZE, BatchTable
 from logstore.segment.batches import Chunk, read_batches
 
@@ -112,18 +112,10 @@ class StagedWriter:
         check_columns(columns, target.config, self._now_ms, codec_id, target.name)
         # Rows without key keep to one partition for a while, as Kafka's producers do, so that batches fill.
         self._sticky += 1
-        given, valid_address, valid_bit = _given(partitions)
+        given = _given(partitions)
         if given is not None:
             self._placed.add(target.id)
-        routed = route(
-            columns.keys,
-            columns.count,
-            target.partitions,
-            given=given,
-            given_valid_address=valid_address,
-            given_valid_bit=valid_bit,
-            sticky=self._sticky % target.partitions,
-        )
+        routed = _route(columns, target.partitions, given, self._sticky % target.partitions)
         encoder = self._encoder(target, codec_id)
         for partition in range(target.partitions):
             selection = routed.rows(partition)
@@ -207,16 +199,29 @@ def _check_fits(table: BatchTable, target: TopicTarget) -> None:
         )
 
 
-def _given(partitions: pa.Array | None) -> tuple[npt.NDArray[np.int64] | None, int, int]:
+def _given(partitions: pa.Array | None) -> pa.Array | None:
+    """The partitions asked for, as int64; None when no row asks."""
     if partitions is None or partitions.null_count == len(partitions):
-        return None, 0, 0
+        return None
     if not pa.types.is_integer(partitions.type):
         raise InvalidRecord(f"column 'partition' is {partitions.type}; expected int")
-    wide = partitions.cast(pa.int64())
-    values = np.frombuffer(wide.buffers()[1], dtype=np.int64)[wide.offset : wide.offset + len(wide)]
-    if wide.null_count == 0:
-        return values, 0, 0
-    return values, wide.buffers()[0].address, wide.offset
+    return partitions.cast(pa.int64())
+
+
+def _route(columns: Columns, partitions: int, given: pa.Array | None, sticky: int) -> Routed:
+    if given is None:
+        return route(columns.keys, columns.count, partitions, sticky=sticky)
+    valid, values = given.buffers()
+    return route(
+        columns.keys,
+        columns.count,
+        partitions,
+        given=np.frombuffer(values, dtype=np.int64)[given.offset : given.offset + len(given)],
+        # An address, so the array must outlive the call.
+        given_valid_address=valid.address if given.null_count else 0,
+        given_valid_bit=given.offset,
+        sticky=sticky,
+    )
 
 
 @dataclass(frozen=True, slots=True)

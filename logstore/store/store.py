@@ -46,8 +46,13 @@ from logstore.store.version import read_version, write_version
 from logstore.topic import TopicPartition, check_topic_name, new_topic_id
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from logstore.partition.log import PartitionLog
     from logstore.partition.reader import PartitionReader
+    from logstore.records.record import Record
+    from logstore.store.committer import AppBatch, Committed, Committer
+    from logstore.store.follow import Followed
 
 #: what a crashed process left in `topics/` or `staging/` is not touched before this age
 _LEFTOVER_MS_MIN = 3_600_000
@@ -85,6 +90,7 @@ class LogStore:
         self.registry = TopicRegistry(fs, self.layout)
         self.locks = StoreLocks(fs, self.layout, clock=clock, wait_ms=lock_wait_ms)
         self.locks.enter()
+        self._committer: Committer | None = None
 
     def close(self) -> None:
         self.locks.leave()
@@ -405,6 +411,36 @@ class LogStore:
             first_base_offset=state.segments[0].base_offset if state.segments else 0,
             first_dirty_offset=state.first_dirty_offset,
         )
+
+    # --- records -------------------------------------------------------------------------------------------------
+
+    def append(
+        self, topic: str, records: Iterable[Record] | pa.Table | pa.RecordBatch, *, app: AppBatch | None = None
+    ) -> Committed:
+        """Append records, or an Arrow table of key, value, timestamp?, headers?, partition?; all or none of them.
+
+        With `app` a batch that is in the ledger already is not written again. Raises InvalidRecord and its kind,
+        UnknownTopic, ReplayMismatch, LockHeld, DiskFull.
+        """
+        from logstore.store.committer import Committer
+        from logstore.store.produce import append_table, table_of
+
+        if self._committer is None:
+            self._committer = Committer(self)
+        table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
+        return append_table(self._committer, topic, table, app=app)
+
+    def follow(
+        self, topic: str, position: Mapping[str, object] | None = None, *, poll_s: float = 0.1, wait: bool = True
+    ) -> Iterator[Followed]:
+        """Records of all partitions from `position` on, as they come; without one, from the beginning.
+
+        A position is plain JSON that the caller keeps with what it made of the records; each delivery carries the next.
+        Raises UnknownTopic when the topic was deleted or created anew, OffsetOutOfRange when records are gone.
+        """
+        from logstore.store.follow import follow
+
+        return follow(self, topic, position, poll_s=poll_s, wait=wait)
 
     # --- partition directories -----------------------------------------------------------------------------------
 

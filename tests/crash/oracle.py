@@ -77,7 +77,7 @@ class Model:
             model = replace(model, log_start=log.log_start_offset)
         elif operation.kind == "reopen":
             # Where a truncation in a batch left the end above the last record, only a segment begun there remembers it.
-            assert log.log_end_offset in (self.log_end, max(self.content_end, self.log_start))
+            assert self.content_end <= log.log_end_offset <= max(self.log_end, self.log_start)
             model = replace(model, log_end=log.log_end_offset)
         assert (log.log_start_offset, log.log_end_offset) == (model.log_start, model.log_end), operation
         assert log.recovery_point <= log.log_end_offset
@@ -135,21 +135,17 @@ def bounds(model: Model, under_way: Operation | None, *, durable_end: int, now_m
     return Bounds(entries, end_min, end_max, start_min, start_max)
 
 
-def check(log: PartitionLog, model: Model, allowed: Bounds, under_way: Operation | None) -> Model:
+def check(log: PartitionLog, model: Model, allowed: Bounds) -> Model:
     """Judge a log opened after a crash; returns the model of what it holds. Raises AssertionError."""
     start, end = log.log_start_offset, log.log_end_offset
     assert allowed.start_min <= start <= allowed.start_max, f"log start {start}, allowed {allowed}"
     assert max(allowed.end_min, start) <= end <= max(allowed.end_max, start), f"log end {end}, allowed {allowed}"
     kept = tuple(entry for entry in allowed.entries if entry.offset < end)
-    begun_anew = under_way is not None and under_way.kind == "anew" and end == start
-    if begun_anew:
-        kept = ()
     visible = [entry.record for entry in kept if entry.record is not None and entry.offset >= start]
     found = list(log.records(start, isolation=Isolation.LOG_END))
     assert found == visible, _difference(found, visible)
-    if not begun_anew:
-        _check_committed(log, kept)
-        _check_producers(log, kept)
+    _check_committed(log, kept)
+    _check_producers(log, kept)
     _check_segments(log)
     return Model(kept, start, end, min(model.flushed, end))
 

@@ -135,7 +135,7 @@ def judge(place: Place, copy: Place, settings: Settings, life: Life) -> Model:
     shutil.copytree(place.root, copy.root)
     log = copy.open(UNSYNCED, settings, SYSTEM_CLOCK)
     allowed = bounds(life.model, life.under_way, durable_end=INT64_MAX, now_ms=0)
-    model = check(log, life.model, allowed, life.under_way)
+    model = check(log, life.model, allowed)
     check_files(UNSYNCED, copy, log)
     again = Operation("append", seed=life.model.log_end, now_ms=SYSTEM_CLOCK.now_ms(), count=3)
     _go_on(log, copy, settings, model, again)

@@ -52,10 +52,9 @@ class Machine:
         self.fs = fs
         self.model = Model()
         self.under_way: Operation | None = None
-        #: what the log must be compared with once it is open again, and the operation the cut came in
-        self.pending: tuple[Bounds, Operation | None] | None = None
-        #: the same should the power fail before it is
-        self.pending_cut: tuple[Bounds, Operation | None] | None = None
+        #: what the log must be compared with once it is open again, and should the power fail before it is
+        self.pending: Bounds | None = None
+        self.pending_cut: Bounds | None = None
         self.writer: Writer | None = None
 
     @property
@@ -69,7 +68,7 @@ class Machine:
         self.writer = Writer(PLACE, self.fs, self.settings, self.clock)
         if self.pending is not None:
             check_quarantine(found, self.fs, PLACE, self.log)
-            model = check(self.log, self.model, *self.pending)
+            model = check(self.log, self.model, self.pending)
             check_files(self.fs, PLACE, self.log)
             self.model, self.pending, self.pending_cut = model, None, None
         self.model = replace(self.model, flushed=self.log.recovery_point)
@@ -110,11 +109,9 @@ class Machine:
             now_ms = self.clock.now_ms()
             cut = bounds(self.model, self.under_way, durable_end=self.durable_end(), now_ms=now_ms)
             killed = bounds(self.model, self.under_way, durable_end=INT64_MAX, now_ms=now_ms)
-            after.pending_cut = (cut, self.under_way)
-            after.pending = after.pending_cut if rng else (killed, self.under_way)
+            after.pending, after.pending_cut = cut if rng else killed, cut
         else:
-            after.pending_cut = self.pending_cut
-            after.pending = self.pending_cut if rng else self.pending
+            after.pending, after.pending_cut = self.pending_cut if rng else self.pending, self.pending_cut
         return after
 
     def records(self) -> list[Record]:

@@ -148,8 +148,6 @@ def test_random_appends_equal_those_of_a_log_that_stays_open(
 
 def test_a_gap_of_offsets_rolls_where_the_open_log_does(tmp_path: Path) -> None:
     twins = Twins(tmp_path, {"segment.bytes": 1 << 20})
-    rng = random.Random(1)
-    twins.append(encoded(some(rng, 5, BASE_MS), batch_bytes=400))
     twins.replicate(with_base(encoded([Record(b"a", b"far", BASE_MS)], batch_bytes=400), (1 << 31) - 3))
     assert twins.check() == 1
     twins.append(encoded([Record(b"b%d" % n, b"x" * 200, BASE_MS) for n in range(6)], batch_bytes=150))

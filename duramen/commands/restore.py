@@ -1,0 +1,167 @@
+"""`duramen restore`: the latest value of every key of a topic, now or as of a moment, as lines of JSON or as Parquet."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duramen.commands.consume import Encoding
+from duramen.session import bad_usage, session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Write = Callable[["pa.RecordBatch"], None]
+
+
+class Format(str, Enum):
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+def restore(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    as_of_offsets: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of-offsets",
+            metavar="JSON",
+            help='The state below these offsets: {"0": 23, "1": 42}, one for each partition.',
+            show_default=False,
+        ),
+    ] = None,
+    as_of_timestamp: Annotated[
+        int | None,
+        typer.Option(
+            "--as-of-timestamp",
+            metavar="MS",
+            min=0,
+            help="The state before the first record that is later than this time.",
+            show_default=False,
+        ),
+    ] = None,
+    output_file: Annotated[
+        str, typer.Option("--output-file", metavar="FILE|-", help="Where rows go; - is standard output.")
+    ] = "-",
+    format_: Annotated[
+        Format, typer.Option("--format", help="One JSON object a line, or a Parquet file.")
+    ] = Format.JSONL,
+    encoding: Annotated[
+        Encoding, typer.Option("--encoding", help="How keys and values are written in JSON.")
+    ] = Encoding.UTF8,
+    allow_thinned: Annotated[
+        bool, typer.Option("--allow-thinned", help="Take what compaction left of a moment that is no longer exact.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be read, and how.")] = False,
+) -> None:
+    """The latest value of every key; deleted keys are left out."""
+    from logstore.store.restore import plan_restore
+    from logstore.store.restore import restore as restored
+
+    if as_of_offsets is not None and as_of_timestamp is not None:
+        raise bad_usage("--as-of-offsets and --as-of-timestamp exclude each other")
+    if format_ is Format.PARQUET and output_file == "-" and not dry_run:
+        raise bad_usage("Parquet is not for standard output: give --output-file FILE")
+    rows = 0
+    with session.open() as store:
+        plan = plan_restore(
+            store,
+            topic,
+            as_of_offsets=None if as_of_offsets is None else _offsets(as_of_offsets),
+            as_of_timestamp_ms=as_of_timestamp,
+            allow_thinned=allow_thinned,
+        )
+        if not dry_run:
+            opened = _parquet(output_file) if format_ is Format.PARQUET else _lines(output_file, encoding)
+            with session.progress(f"restore {topic}", plan.offsets) as step, opened as write:
+                for batch in restored(store, plan, progress=step):
+                    write(batch)
+                    rows += batch.num_rows
+    document: dict[str, Any] = {
+        "topic": topic,
+        "rows": None if dry_run else rows,
+        "end_offsets": {str(number): end for number, end in enumerate(plan.end_offsets)},
+        "by_partition": plan.by_partition,
+        "plan": plan.explain(),
+        "file": None if dry_run or output_file == "-" else os.path.abspath(output_file),
+        "restored": not dry_run,
+    }
+    if dry_run or output_file != "-":
+        session.answer(document, lambda: print(plan.explain() if dry_run else f"restored {rows} keys of {topic}"))
+    elif not session.json:  # stdout has the rows
+        print(f"restored {rows} keys of {topic}", file=sys.stderr)
+
+
+def _offsets(text: str) -> dict[int, int]:
+    example = '{"0": 23, "1": 42}'
+    try:
+        found = {int(number): offset for number, offset in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise bad_usage(f"--as-of-offsets is not JSON of the form {example}: {error}") from None
+    if any(type(offset) is not int for offset in found.values()):
+        raise bad_usage(f"--as-of-offsets has an offset that is no whole number; expected {example}")
+    return found
+
+
+@contextlib.contextmanager
+def _lines(path: str, encoding: Encoding) -> Iterator[Write]:
+    with contextlib.ExitStack() as opened:
+        out = sys.stdout if path == "-" else open(opened.enter_context(_whole(path)), "w", encoding="utf-8")  # noqa: SIM115
+        if path != "-":
+            opened.callback(out.close)
+
+        def write(batch: pa.RecordBatch) -> None:
+            times = batch.column("timestamp").cast("int64").to_pylist()
+            for row, micros in zip(batch.drop_columns(["timestamp"]).to_pylist(), times, strict=True):
+                document = {
+                    "partition": row["partition"],
+                    "offset": row["offset"],
+                    "timestamp": micros // 1000,
+                    "key": _text(row["key"], "key", row["offset"], encoding),
+                    "value": _text(row["value"], "value", row["offset"], encoding),
+                }
+                out.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+        yield write
+
+
+def _text(data: bytes, what: str, offset: int, encoding: Encoding) -> str:
+    if encoding is Encoding.BASE64:
+        return base64.b64encode(data).decode("ascii")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        from logstore.errors import InvalidRecord
+
+        raise InvalidRecord(f"the {what} is not UTF-8", offset=offset, hint="Use --encoding base64.") from error
+
+
+@contextlib.contextmanager
+def _parquet(path: str) -> Iterator[Write]:
+    import pyarrow.parquet as pq
+
+    from logstore.store.restore import RESTORED
+
+    with _whole(path) as draft, pq.ParquetWriter(draft, RESTORED) as writer:
+        yield writer.write_batch
+
+
+@contextlib.contextmanager
+def _whole(path: str) -> Iterator[str]:
+    """A file that has its name only once it is complete."""
+    draft = f"{path}.part"
+    try:
+        yield draft
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
