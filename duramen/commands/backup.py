@@ -23,14 +23,14 @@ def backup(
 
     target = os.path.abspath(directory)
     with session.open() as store:
-        sizes = [
+        sizes: list[dict[str, Any]] = [
             {"topic": topic.name, "partition": number, "size_bytes": store.log_bytes(topic, number)}
             for topic in store.topics()
             for number in range(topic.partitions)
         ]
         if dry_run:
             backups.check_target(store, target)
-            partitions: list[dict[str, Any]] = sizes
+            partitions = sizes
         else:
             with session.progress("backing up", sum(each["size_bytes"] for each in sizes)) as step:
                 done = backups.backup(store, target, link=not copy, progress=step)

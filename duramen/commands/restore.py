@@ -1,4 +1,4 @@
-"""`duramen restore`: the latest value of every key of a topic, now or as of a moment, as lines of JSON or as Parquet."""
+"""`duramen restore`: the latest value of every key of a topic, now or as of a moment, as JSON lines or as Parquet."""
 
 from __future__ import annotations
 

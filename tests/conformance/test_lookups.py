@@ -131,7 +131,8 @@ def assert_same_range(twins: Twins, read: dict[str, Any], result: OpResult, wher
         return
     ours = fetch()
     assert ours.size_bytes == result["size_bytes"], where
-    assert ours.first_batch_incomplete == result["first_entry_incomplete"], where
+    if ours.file is not None:  # in a gap before the end Kafka speaks of a batch that may not be seen yet
+        assert ours.first_batch_incomplete == result["first_entry_incomplete"], where
     if ours.size_bytes:
         assert (ours.segment_base_offset, ours.position) == (result["segment"], result["position"]), where
         assert ours.file is not None

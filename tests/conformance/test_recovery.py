@@ -164,7 +164,7 @@ def spoilt_files(*suffixes: str) -> Damage:
 
 
 def stray_files(rng: random.Random, directory: Path, recovery_point: int) -> None:
-    """Index files without a log, deleted files, a snapshot that belongs to nothing."""
+    """Index files without a log, deleted files, a snapshot of what lies behind the end."""
     (directory / f"{77777:020}.index").write_bytes(bytes(16))
     (directory / f"{77777:020}.timeindex").write_bytes(bytes(24))
     (directory / f"{3:020}.txnindex").write_bytes(bytes(34))
@@ -172,7 +172,7 @@ def stray_files(rng: random.Random, directory: Path, recovery_point: int) -> Non
     shutil.copy(first, directory / f"{5:020}.log.deleted")
     snapshots = sorted(directory.glob("*.snapshot"))
     if snapshots:
-        shutil.copy(snapshots[-1], directory / f"{1:020}.snapshot")
+        shutil.copy(snapshots[-1], directory / f"{88888:020}.snapshot")
 
 
 def lost_epochs(rng: random.Random, directory: Path, recovery_point: int) -> None:

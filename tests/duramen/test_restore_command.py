@@ -101,9 +101,7 @@ def test_what_is_refused(accounts: Path, duramen: Command, arguments: list[str],
     assert done.out == ""
 
 
-def test_a_moment_that_was_thinned_and_a_value_that_is_no_text(
-    accounts: Path, duramen: Command, tmp_path: Path
-) -> None:
+def test_a_moment_that_was_thinned_and_a_value_not_text(accounts: Path, duramen: Command, tmp_path: Path) -> None:
     with LogStore(accounts) as store:
         topic = store.topic("accounts")
         state = store.partition_state(topic, 0)

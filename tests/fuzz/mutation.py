@@ -79,12 +79,13 @@ def mutate(target: Target, words: list[int]) -> bytes | bytearray:
     data = bytearray(corpus[choice % len(corpus)])
     # one to four changes, fewer more often
     for at in range(2, (4, 4, 4, 6, 6, 8, 10, 4)[how & 7], 2):
-        _change(data, words[at], words[at + 1], corpus)
+        _change(data, words[at], words[at + 1], target)
     return target.repair(data, words[14]) if how & 8 else data
 
 
-def _change(data: bytearray, word: int, value: int, corpus: Sequence[bytes]) -> None:
+def _change(data: bytearray, word: int, value: int, target: Target) -> None:
     size = len(data)
+    corpus = target.corpus
     kind = word & 15
     at = (word >> 4) % size if size else 0
     if kind < 5:
@@ -96,6 +97,9 @@ def _change(data: bytearray, word: int, value: int, corpus: Sequence[bytes]) -> 
     elif kind < 11:  # a field of a likely width, at any place, becomes a number that programs get wrong
         width = _WIDTHS[value % 5]
         number = _INTEGERS[(value >> 8) % len(_INTEGERS)] if value & 0x80 else size + (value >> 8) % 33 - 16
+        if target.text:
+            data[at : at + width] = b"%d" % number
+            return
         order = "little" if value & 0x60 == 0x60 else "big"
         data[at : at + width] = (number & ((1 << 8 * width) - 1)).to_bytes(width, order)  # type: ignore[arg-type]
     elif kind == 11:  # a varint, in place of what is there or pushed in

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from logstore.errors import CorruptBatch, DecompressionLimit, DuramenError
-from logstore.files import FileStat
+from logstore.files import OS_FILES, FileStat
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.checkpoint import (
     read_clean_shutdown,
@@ -47,7 +48,7 @@ from logstore.records.record import Record
 from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.time_index import TimeIndex
 from logstore.segment.txn_index import AbortedTransaction, TxnIndex, encode_entry
-from logstore.store.ends import read_ends
+from logstore.store.ends import TopicEnds, read_ends, write_ends
 from logstore.store.layout import Layout
 from logstore.store.registry import TopicRegistry
 from logstore.store.sealed import seal
@@ -70,6 +71,8 @@ class Target:
     repair: Callable[[bytearray, int], bytes | bytearray] = lambda data, _word: data
     #: share of the cases
     weight: int = 1
+    #: numbers are written in digits
+    text: bool = False
 
 
 def require(held: bool, what: str) -> None:
@@ -532,12 +535,6 @@ _PROPERTIES = (
     b"version=0\nbroker.id=0\ncluster.id=\\u0041b\\\n c\n",
 )
 _SHUTDOWN = (b'{"version":0,"brokerEpoch":10}',)
-_ENDS = (
-    seal(
-        {"applied_sequence": 3, "high_watermarks": [1, 2], "last_stable_offsets": [1, 1], "recovery_points": [0, 2]},
-        version=1,
-    ),
-)
 _TOPICS = (
     seal(
         {
@@ -551,6 +548,13 @@ _TOPICS = (
         version=1,
     ),
 )
+
+
+def _ends() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "ends")
+        write_ends(OS_FILES, path, TopicEnds((1, 2), (1, 1), (0, 2)))
+        return Path(path).read_bytes()
 
 
 def all_targets() -> tuple[Target, ...]:
@@ -571,15 +575,16 @@ def all_targets() -> tuple[Target, ...]:
         Target("time-index", _time_entries(), file_runner(_read_time_index)),
         Target("txn-index", _txn_entries(), file_runner(_read_txn_index)),
         Target("snapshot", _snapshots(), file_runner(_read_snapshot), repair_snapshot, weight=2),
-        Target("state", _states(), file_runner(_read_state), repair_state, weight=2),
-        Target("ends", _ENDS, file_runner(_read_ends, position=False), repair_sealed),
-        Target("topic", _TOPICS, run_topic, repair_sealed),
+        Target("state", _states(), file_runner(_read_state), repair_state, weight=2, text=True),
+        Target("ends", [_ends()], file_runner(_read_ends, position=False), repair_sealed, text=True),
+        Target("topic", _TOPICS, run_topic, repair_sealed, text=True),
         Target(
             "offset-checkpoint",
             _OFFSET_CHECKPOINTS,
             file_runner(lambda files: read_offset_checkpoint(files, FILE, limits=LIMITS)),  # type: ignore[arg-type]
+            text=True,
         ),
-        Target("leader-epochs", _EPOCHS, run_epochs),
+        Target("leader-epochs", _EPOCHS, run_epochs, text=True),
         Target(
             "partition-metadata",
             _METADATA,
@@ -592,6 +597,7 @@ def all_targets() -> tuple[Target, ...]:
                 lambda files: read_meta_properties(files, FILE, limits=LIMITS),  # type: ignore[arg-type]
                 position=False,
             ),
+            text=True,
         ),
         Target(
             "clean-shutdown",
