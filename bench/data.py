@@ -6,8 +6,10 @@ words, which compress as real text does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,10 @@ RECORDS_PER_MS = 1000
 ROWS_PER_BATCH = 65_536  # of an Arrow record batch
 
 _WORDS = 2000
+_TEXT_BYTES = 4 << 20  # that values are cut from
 _BLOCK = 100_000  # records made at once
+
+Values: TypeAlias = Callable[[np.random.Generator, int], npt.NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +72,23 @@ def letters(folder: Path, count: int) -> Records:
 def words(folder: Path, count: int) -> Records:
     """Words of a small vocabulary, the common ones far more often than the rare."""
     randomness = np.random.default_rng(0)
-    vocabulary = [_letters(randomness, 1, int(n))[0] for n in randomness.integers(2, 12, _WORDS)]
-    pieces = [np.append(word, np.uint8(ord(" "))) for word in vocabulary]
-
-    def values(randomness: np.random.Generator, n: int) -> npt.NDArray[np.uint8]:
-        wanted = n * VALUE_BYTES
-        # Squares of evenly drawn numbers: the first words come up most.
-        chosen = (randomness.random(wanted // 4) ** 2 * _WORDS).astype(np.int64)
-        text = np.concatenate([pieces[i] for i in chosen.tolist()])
-        return text[:wanted].reshape(n, VALUE_BYTES)
-
-    return _made(folder, "words", count, values)
+    vocabulary = [_letters(randomness, 1, int(n)).tobytes() for n in randomness.integers(2, 12, _WORDS)]
+    # Squares of evenly drawn numbers: the first words come up most.
+    chosen = (randomness.random(_TEXT_BYTES // 4) ** 2 * _WORDS).astype(np.int64)
+    text = np.frombuffer(b" ".join([vocabulary[i] for i in chosen.tolist()]), dtype=np.uint8)
+    cuts = np.lib.stride_tricks.sliding_window_view(text, VALUE_BYTES)
+    return _made(folder, "words", count, lambda randomness, n: cuts[randomness.integers(0, len(cuts), n)])
 
 
 def _letters(randomness: np.random.Generator, rows: int, width: int) -> npt.NDArray[np.uint8]:
     return randomness.integers(ord("a"), ord("z") + 1, size=(rows, width), dtype=np.uint8)
 
 
-def _made(folder: Path, name: str, count: int, values: object) -> Records:
+def _made(folder: Path, name: str, count: int, values: Values) -> Records:
     path = folder / f"{name.replace(' ', '-')}-{count}.records"
     randomness = np.random.default_rng(count)
     with open(path, "wb") as file:
         for start in range(0, count, _BLOCK):
             n = min(_BLOCK, count - start)
-            made = values(randomness, n)  # type: ignore[operator]
-            np.hstack([_letters(randomness, n, KEY_BYTES), made]).tofile(file)
+            np.hstack([_letters(randomness, n, KEY_BYTES), values(randomness, n)]).tofile(file)
     return Records(name, path, count)

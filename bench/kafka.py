@@ -21,6 +21,9 @@ class TimedKafka(Kafka):
     def __init__(self) -> None:
         super().__init__(timeout_s=600.0, jvm_options=JVM_OPTIONS)
 
+    def __enter__(self) -> TimedKafka:
+        return self
+
     @property
     def processes(self) -> tuple[int, ...]:
         """The JVM's process id, once it runs."""

@@ -58,6 +58,20 @@ def watching(*processes: int) -> Iterator[Watch]:
     watch.others_cores = max(_busy_s() - busy - (_own_s(processes) - own), 0.0) / seconds
 
 
+class Patience:
+    """Rounds that others disturbed are measured again, but not for ever: at most `again` of them."""
+
+    def __init__(self, again: int) -> None:
+        self._left = again
+
+    def takes(self, watch: Watch) -> bool:
+        """Whether the round that was watched counts."""
+        if watch.others_cores <= NOISY_CORES or self._left == 0:
+            return True
+        self._left -= 1
+        return False
+
+
 def rss_anon_bytes() -> int:
     """Anonymous memory of this process that is really there: not files, not what was only reserved."""
     with open("/proc/self/status") as status:

@@ -25,7 +25,7 @@ from logstore.topic import TopicPartition
 
 LIMIT_BYTES = 256 << 20
 PARTITION_BYTES = 10 << 30
-QUICK_BYTES = 512 << 20
+QUICK_BYTES = 256 << 20
 _SAMPLE_S = 0.01
 
 

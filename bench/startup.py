@@ -26,7 +26,13 @@ LIGHT = (
     ("offsets", "small"),
     ("describe", "small"),
 )
-HEAVY = (("consume", "small", "--max-records", "10"), ("verify", "small"), ("dump", "{log}"))
+HEAVY = (
+    ("consume", "small", "--max-records", "10"),
+    ("dump", "{log}"),
+    ("verify", "small"),
+    ("recover", "small"),
+    ("retain", "small"),
+)
 
 
 def run(folder: Path, *, quick: bool) -> Iterator[Result]:

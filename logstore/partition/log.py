@@ -90,7 +90,7 @@ class _Buffers(threading.local):
 
     def __init__(self) -> None:
         self.columns = Memory(blocks=10)
-        self.batches = Memory(blocks=1)
+        self.batches = Memory(blocks=2)  # what is encoded, and the same compressed
 
 
 _BUFFERS = _Buffers()
@@ -493,7 +493,7 @@ class PartitionLog:
         first = rolls = 0
         fresh = False
         while first < len(table):
-            segment = self._listed_active()
+            segment = self._active
             self._placing = True
             placed, reason = segment.place(
                 batches.data,
@@ -559,7 +559,7 @@ class PartitionLog:
         if prepared.duplicate is not None:
             again = prepared.duplicate
             return AppendInfo(again.first_offset, again.last_offset, 0, 0, rolls, duplicate=True)
-        segment = self._listed_active()
+        segment = self._active
         self._placing = True
         placed, _ = segment.place(
             data,
@@ -662,16 +662,6 @@ class PartitionLog:
         else:
             self._segments.append(new)
             self._unsaved = True
-
-    def _listed_active(self) -> LogSegment:
-        """The active segment, in the state file before its first byte is written.
-
-        So recovery knows how long the one before it was, and sees a gap where a cut took unsynced bytes of that one but
-        not of this.
-        """
-        if self._unsaved:
-            self._save_state()
-        return self._active
 
     def _new_segment(self, base_offset: int) -> LogSegment:
         self._remove_stale(base_offset)

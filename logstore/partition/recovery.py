@@ -439,7 +439,7 @@ class Loader:
 
         A power cut may take whole batches off the end of one segment and leave the next. A gap is believed (compaction
         makes them) where the state file has both segments and this one is as long as it was: a segment is listed before
-        its first byte is written.
+        anything in it is acknowledged.
         """
         if at + 1 == len(self._segments) or not self._listed:
             return ""

@@ -64,7 +64,7 @@ class Decoder:
         self._control = control
         self._arena = np.empty(0, dtype=np.uint8)
         self._used = 0
-        self._memory = Memory()
+        self._memory = Memory(block_bytes_max=24 << 20)  # what a full arena decodes to
         self._headers_seen = False
 
     def columns(

@@ -92,12 +92,13 @@ class Encoder:
         buffer_bytes: int | None = None,
         memory: Memory | None = None,
     ) -> None:
-        """The buffer comes from `memory`, where there is one."""
+        """Buffers come from `memory`, where there is one."""
         self._options = options
         self._codec = CODECS[options.codec_id]
         if buffer_bytes is None:
             buffer_bytes = max(_BUFFER_BYTES, 4 * min(options.batch_bytes, 1 << 26))
-        self._buffer = np.empty(buffer_bytes, dtype=np.uint8) if memory is None else memory.block(buffer_bytes)
+        self._memory = Memory(blocks=0) if memory is None else memory
+        self._buffer = self._memory.block(buffer_bytes)
         self._packed = np.empty(0, dtype=np.uint8)
         self._table = new_table(max(64, len(self._buffer) // 512))
         self._next_offset = options.base_offset
@@ -143,30 +144,33 @@ class Encoder:
 
     def _compress(self, table: BatchTable) -> EncodedBatches:
         """Same batches with compressed payloads, packed side by side."""
-        payloads = []
-        view = self._buffer.data
-        total = 0
-        for position, size in table[:, (POSITION, SIZE)].tolist():
-            payload = self._codec.compress(view[position + HEADER_BYTES : position + size], self._options.level)
-            payloads.append(payload)
-            total += HEADER_BYTES + len(payload)
-        if len(self._packed) < total:
-            self._packed = np.empty(max(total, len(self._buffer)), dtype=np.uint8)
-        packed = self._packed.data
-        base = address_of(self._packed)
+        compress, level = self._codec.compress, self._options.level
         finish = kernels().finish_batch
+        batches = self._buffer.data
+        self._make_room(0, len(self._buffer))
+        packed, address = self._packed.data, address_of(self._packed)
+        done = []
         at = 0
-        for row, payload in zip(table, payloads, strict=True):
-            position, size = int(row[POSITION]), HEADER_BYTES + len(payload)
-            packed[at : at + HEADER_BYTES] = view[position : position + HEADER_BYTES]
+        for position, size in table[:, (POSITION, SIZE)].tolist():
+            begin = position + HEADER_BYTES
+            payload = compress(batches[begin : position + size], level)
+            size = HEADER_BYTES + len(payload)
+            if at + size > len(packed):
+                self._make_room(at, at + size)
+                packed, address = self._packed.data, address_of(self._packed)
+            packed[at : at + HEADER_BYTES] = batches[position:begin]
             packed[at + HEADER_BYTES : at + size] = payload
-            row[CRC] = finish(base + at, size)
-            row[POSITION] = at
-            row[SIZE] = size
-            row[PAYLOAD_ADDRESS] = 0
-            row[PAYLOAD_SIZE] = 0
+            done.append((at, size, finish(address + at, size), 0, 0))
             at += size
+        table[:, (POSITION, SIZE, CRC, PAYLOAD_ADDRESS, PAYLOAD_SIZE)] = done
         return EncodedBatches(self._packed[:at], table)
+
+    def _make_room(self, used: int, size: int) -> None:
+        """Have `size` bytes for packed batches, the first `used` of them kept."""
+        if len(self._packed) < size:
+            larger = self._memory.block(max(size, 2 * used))
+            larger[:used] = self._packed[:used]
+            self._packed = larger
 
     def _block(self, columns: Columns, selection: npt.NDArray[np.int64] | None, count: int) -> npt.NDArray[np.int64]:
         block = np.zeros(slots.E_SLOTS, dtype=np.int64)

@@ -86,7 +86,7 @@ def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
                 offset=log.log_end_offset,
                 hint="`duramen recover` goes on behind the loss",
             )
-        log.truncate_to(high_watermark)
+        store.cut_unpublished(log, topic, high_watermark)
     finally:
         log.close()
     tail = PartitionTail.of_now(ends.applied_sequence, log.log_end_offset, tail_of(log.segments[-1]))

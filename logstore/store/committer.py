@@ -33,6 +33,7 @@ from logstore.errors import (
 )
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
 from logstore.partition.appender import tail_of
+from logstore.partition.log import PartitionLog
 from logstore.segment.names import SEGMENT_KINDS, FileKind, file_name
 from logstore.store.apply import apply_partition, numbers_of
 from logstore.store.ends import TopicEnds
@@ -361,7 +362,16 @@ class Committer:
         first damage on. Raises DamagedLog when even that does not bring the log to its committed end.
         """
         ends = self._repaired(topic, self.store.ends(topic))
-        if self.ledger.sequence(topic.id) == ends.applied_sequence:
+        sequence = self.ledger.sequence(topic.id)
+        if not self._fs.exists(self.store.layout.ends(topic.id)):
+            if sequence:
+                raise CorruptState(
+                    f"{sequence} batches were committed to topic {topic.name}, but nothing says which are applied",
+                    file=self.store.layout.ends(topic.id),
+                    hint="`duramen recover` finds out from the logs",
+                )
+            self.store.write_ends(topic, ends)  # so that its absence means a loss from now on
+        if sequence == ends.applied_sequence:
             return ends
         for row in self.ledger.commits_after(topic.id, ends.applied_sequence):
             ends = self._finish(topic, ends, row)
@@ -429,17 +439,19 @@ class Committer:
                 topic, number, clean=False, recovery_point=ends.recovery_points[number], high_watermark=None
             )
             try:
-                intact = ends.flushed_sequence
-                end = rows[0].base_offsets[number] if rows else ends.high_watermarks[number]
-                if log.log_end_offset < end:
+                recovery_point = ends.recovery_points[number]
+                if log.log_end_offset < recovery_point:
                     raise DamagedLog(
-                        f"flushed up to {end}, but the log ends at {log.log_end_offset}",
+                        f"flushed up to {recovery_point}, but the log ends at {log.log_end_offset}",
                         partition=topic.partition(number),
                         offset=log.log_end_offset,
                         hint="`duramen recover` goes on behind the loss",
                     )
+                sound_end = _dense_end(log, recovery_point)
+                intact = ends.flushed_sequence
+                end = rows[0].base_offsets[number] if rows else recovery_point
                 for row in rows:
-                    if row.end_offsets[number] > log.log_end_offset:
+                    if row.end_offsets[number] > sound_end:
                         break
                     intact, end = row.sequence, row.end_offsets[number]
                 log.truncate_to(end)
@@ -564,6 +576,22 @@ def _is_replay(last: AppProgress | None, app: AppBatch) -> bool:
             "choose a new app_id",
         )
     return False
+
+
+def _dense_end(log: PartitionLog, offset: int) -> int:
+    """Where offsets from `offset` on have their first gap.
+
+    Recovery takes a gap for compaction, but nothing above the recovery point was compacted: there it is a loss.
+    """
+    if offset < log.log_start_offset:
+        return offset
+    for segment in log.segments:
+        first = segment.find_batch(offset)
+        for header in segment.headers(first.position) if first is not None else ():
+            if header.begin_offset != offset:
+                return offset
+            offset = header.next_offset
+    return offset
 
 
 def _remove(store: LogStore, folder: str) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from logstore.clock import ManualClock
-from logstore.errors import CorruptState, OffsetOutOfRange
+from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange
 from logstore.partition.retention import LogFacts, SegmentFacts, deletable_prefix, policies_of
 from logstore.segment.names import FileKind, file_name
 from logstore.store.ends import TopicEnds
@@ -21,7 +21,9 @@ from logstore.store.store import LogStore, published
 from logstore.topic import TopicPartition
 
 if TYPE_CHECKING:
+    from logstore.ledger import CommitRow
     from logstore.partition.log import PartitionLog
+    from logstore.store.committer import Committer
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,12 @@ def recover(
     what = f"recover {topic.name}"
     notes: list[str] = []
     ends: TopicEnds | None = None
+    committer = _committer(store)
+    if committer is not None:
+        try:
+            committer.settle_topic(topic)  # what is staged still need not be lost
+        except (CorruptState, DamagedLog, LedgerError) as error:
+            notes.append(f"not everything that is staged could be appended: {error}")
     try:
         ends = store.ends(topic) if store.fs.exists(store.layout.ends(topic.id)) else None
     except CorruptState as error:
@@ -174,8 +182,25 @@ def recover(
             reports.append(report)
             done(report)
         if ends is None:
-            store.write_ends(topic, result)
+            applied = 0 if committer is None else _applied(committer.ledger.commits_after(topic.id, 0), result)
+            store.write_ends(topic, replace(result, applied_sequence=applied, flushed_sequence=applied))
     return reports
+
+
+def _committer(store: LogStore) -> Committer | None:
+    from logstore.store.committer import Committer
+
+    return Committer(store) if store.fs.exists(store.layout.ledger) else None
+
+
+def _applied(rows: Sequence[CommitRow], ends: TopicEnds) -> int:
+    """The last commit up to which the logs hold everything; later ones are appended by the next writer."""
+    applied = 0
+    for row in rows:
+        if any(end > found for end, found in zip(row.end_offsets, ends.high_watermarks, strict=False)):
+            break
+        applied = row.sequence
+    return applied
 
 
 def _recover(store: LogStore, topic: Topic, number: int, committed: int | None) -> tuple[Recovery, PartitionLog]:

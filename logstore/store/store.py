@@ -383,6 +383,10 @@ class LogStore:
                 offset=log.log_end_offset,
                 hint="`duramen recover` goes on behind the loss.",
             )
+        self.cut_unpublished(log, topic, high_watermark)
+
+    def cut_unpublished(self, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
+        """Cut what was never published. Raises CorruptState when nothing says what was."""
         if log.log_end_offset > high_watermark:
             if not self.fs.exists(self.layout.ends(topic.id)):
                 raise CorruptState(

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.build import INSTALL_COMMAND, missing_tools
-from conformance.kafka import Kafka
+pytest.register_assert_rewrite("conformance.workload")
+
+from conformance.build import INSTALL_COMMAND, missing_tools  # noqa: E402
+from conformance.kafka import Kafka  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,7 @@ def write(kafka: Kafka, directory: Path, rng: random.Random, *, crash: bool) -> 
         else:
             fields: dict[str, Any] = {"producer_id": producer, "producer_epoch": 0, "transactional": True}
             fields["base_sequence"] = sequences[producer]
+            records = random_records(rng, now_ms, no_timestamp=0)  # without a time a producer expires at once
             sequences[producer] += len(records)
             ops.append(Op.append_records(for_kafka(records), at // 20, codec=rng.choice(CODECS), **fields))
     run = kafka.append(directory, ops, CONFIG, now_ms=NOW_MS, crash=crash)

@@ -223,7 +223,7 @@ class Workload:
             large = [Record(b"k", b"v" * rng.choice((450, 1500, 5000)), self.now_ms)]
             self.twins.append_batch(self.twins.build(large), self.leader_epoch)
         elif what == 4:
-            data = bytearray(self.twins.build(self.records()))
+            data = bytearray(self.twins.build(self.records(most=1, longest=9, headers=False)))
             data[rng.randrange(17, len(data))] ^= 1 << rng.randrange(8)
             self.twins.append_batch(bytes(data), self.leader_epoch)
         elif what == 5 and self.twins.config["message.timestamp.type"] == "LogAppendTime":
@@ -246,9 +246,9 @@ class Workload:
         if rng.random() < 0.05 and end > 0:
             fields["base_offset"] = rng.randrange(max(end - 20, 0), end)
         kind = rng.random()
+        # A set of several batches that fills an index half-way through is an error in Kafka.
+        roomy = self.twins.config["segment.index.bytes"] >= 4096
         if kind < 0.1:
-            # A set of several messages that fills an index half-way through is an error in Kafka.
-            roomy = self.twins.config["segment.index.bytes"] >= 4096
             fields |= {"magic": rng.choice((0, 1)), "codec": rng.choice(LEGACY_CODECS if roomy else LEGACY_CODECS[1:])}
         else:
             fields["leader_epoch"] = self.leader_epoch
@@ -257,7 +257,14 @@ class Workload:
             elif kind < 0.4:
                 fields |= {"producer_id": 10, **self.next_of(10)}
                 fields["producer_epoch"] = max(fields["producer_epoch"], 0)
-        self.twins.replicate(self.twins.build(self.records(headers="magic" not in fields), **fields))
+        records = self.records(headers="magic" not in fields)
+        data = self.twins.build(records, **fields)
+        while roomy and "magic" not in fields and rng.random() < 0.3:
+            following = fields.get("last_offset", fields["base_offset"] + len(records) - 1) + rng.choice((1, 1, 9))
+            records = self.records()
+            fields = {"base_offset": following, "leader_epoch": self.leader_epoch, "codec": self.codec()}
+            data += self.twins.build(records, **fields)
+        self.twins.replicate(data)
 
     # ----- the rest
 
@@ -332,6 +339,20 @@ def test_same_bytes_as_kafka(kafka: Kafka, tmp_path: Path, seed: int, theme: str
         duplicates += twins.duplicates
     print(f"{theme}: {dict(rolls)} {dict(errors)} {duplicates} duplicates")
     assert rolls[THEMES[theme]] > 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_batches_that_have_the_topics_codec_are_stored_as_sent(
+    kafka: Kafka, tmp_path: Path, seed: int, codec: str
+) -> None:
+    rng = random.Random(seed)
+    config = {"compression.type": "uncompressed" if codec == "none" else codec, "segment.bytes": 2000}
+    twins = Twins(kafka, tmp_path, config)
+    for at in range(30):
+        twins.append_batch(twins.build(random_records(rng, NOW_MS + at), codec=codec))
+    assert twins.rolls["SIZE"] > 0
+    twins.check()
+    twins.close()
 
 
 def test_truncation_keeps_the_largest_timestamp_that_kafka_forgets(kafka: Kafka, tmp_path: Path) -> None:

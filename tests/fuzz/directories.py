@@ -195,15 +195,6 @@ class Damage:
             del files[self.file]
 
 
-def touched(before: bytes, after: bytes) -> range:
-    """The bytes of `before` that `after` no longer has at their place."""
-    same = len(os.path.commonprefix((before, after)))
-    if len(before) != len(after):
-        return range(same, len(before) + 1)
-    tail = next((i for i in range(len(before)) if before[-1 - i] != after[-1 - i]), 0)
-    return range(same, len(before) - tail)
-
-
 KINDS = ("flip", "flip", "flip", "truncate", "append", "overwrite", "insert", "repeat", "delete")
 
 

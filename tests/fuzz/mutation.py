@@ -11,6 +11,7 @@ from outside, so that a crash or a hang is found like any other finding; the inp
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -47,7 +48,12 @@ _EDGES = (0, 1, 2, 7, 13, 14, 26, 34, 48, 49, 61, 62, 127, 128, 255, 256, 0x7FFF
 _INTEGERS = tuple(
     sorted(
         {sign * edge for edge in _EDGES for sign in (1, -1)}
-        | {sign * (1 << bits) + more for bits in (20, 24, 30, 31, 32, 40, 62, 63) for sign in (1, -1) for more in (-1, 0, 1)}
+        | {
+            sign * (1 << bits) + more
+            for bits in (20, 24, 30, 31, 32, 40, 62, 63)
+            for sign in (1, -1)
+            for more in (-1, 0, 1)
+        }
     )
 )
 _WIDTHS = (1, 2, 4, 4, 8)
@@ -140,7 +146,15 @@ def limit_memory() -> None:
 
 
 def work(
-    targets: Sequence[Target], seed: int, worker: int, workers: int, seconds: float, cases: int, progress: Path
+    targets: Sequence[Target],
+    seed: int,
+    worker: int,
+    workers: int,
+    seconds: float,
+    cases: int,
+    progress: Path,
+    out: Path,
+    findings_max: int = FINDINGS_MAX,
 ) -> int:
     """Run this worker's blocks until the time or the number of cases is used up; returns how many findings."""
     import mmap
@@ -170,11 +184,11 @@ def work(
                 pass  # typed, and the target asks no more of it
             except Exception:
                 findings += 1
-                _report(seed, number, target.name, data, traceback.format_exc())
+                _report(out, seed, number, target.name, data, traceback.format_exc())
             if clock() - started > CASE_SECONDS_MAX and _cpu_seconds(run, data) > CASE_SECONDS_MAX:
                 findings += 1
-                _report(seed, number, target.name, data, f"took more than {CASE_SECONDS_MAX} s")
-            if findings >= FINDINGS_MAX:
+                _report(out, seed, number, target.name, data, f"took more than {CASE_SECONDS_MAX} s")
+            if findings >= findings_max:
                 return findings
             number += 1
             done += 1
@@ -187,16 +201,14 @@ def _cpu_seconds(run: object, data: bytes) -> float:
     """The machine may have been busy with something else: what counts is the process's own time, measured again."""
     assert callable(run)
     started = time.process_time()
-    try:
+    with contextlib.suppress(Exception):
         run(data)
-    except Exception:
-        pass
     return time.process_time() - started
 
 
-def _report(seed: int, number: int, target: str, data: bytes, what: str) -> None:
-    stem = OUT / f"{target}-{seed}-{number}"
-    OUT.mkdir(parents=True, exist_ok=True)
+def _report(out: Path, seed: int, number: int, target: str, data: bytes, what: str) -> None:
+    stem = out / f"{target}-{seed}-{number}"
+    out.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".bin").write_bytes(data)
     finding = {"seed": seed, "case": number, "target": target, "what": what}
     with stem.with_suffix(".json").open("w") as file:
@@ -227,12 +239,18 @@ class _Worker:
 
 
 def fuzz(
-    seed: int, *, seconds: float = 0.0, cases: int = 0, workers: int = 1, progress: Path, self_test: str = ""
+    seed: int,
+    *,
+    seconds: float = 0.0,
+    cases: int = 0,
+    workers: int = 1,
+    progress: Path,
+    out: Path = OUT,
+    self_test: str = "",
 ) -> Outcome:
     """Run workers until `seconds` are over or `cases` are done, and collect what they find, crashes and hangs too."""
-    OUT.mkdir(parents=True, exist_ok=True)
     running = [
-        _start(seed, worker, workers, seconds, cases, progress / f"worker-{worker}", self_test)
+        _start(seed, worker, workers, seconds, cases, progress / f"worker-{worker}", out, self_test)
         for worker in range(workers)
     ]
     outcome = Outcome()
@@ -242,7 +260,7 @@ def fuzz(
             time.sleep(0.05)
             for worker in running:
                 if not worker.ended:
-                    _look(worker, seed, outcome, self_test)
+                    _look(worker, seed, outcome, out, self_test)
     finally:
         for worker in running:
             if worker.process.poll() is None:
@@ -253,12 +271,12 @@ def fuzz(
 
 
 def _start(
-    seed: int, worker: int, workers: int, seconds: float, cases: int, progress: Path, self_test: str
+    seed: int, worker: int, workers: int, seconds: float, cases: int, progress: Path, out: Path, self_test: str
 ) -> _Worker:
     progress.write_bytes(_PROGRESS.pack(-1, 0, 0.0))
     arguments = {"seed": seed, "worker": worker, "workers": workers, "seconds": seconds, "cases": cases}
     command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in arguments.items())]
-    command += [f"--progress={progress}", f"--self-test={self_test}"]
+    command += [f"--progress={progress}", f"--out={out}", f"--self-test={self_test}"]
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     output = progress.with_suffix(".out").open("w+")
     process = subprocess.Popen(
@@ -268,7 +286,7 @@ def _start(
     return _Worker(process, progress)
 
 
-def _look(worker: _Worker, seed: int, outcome: Outcome, self_test: str) -> None:
+def _look(worker: _Worker, seed: int, outcome: Outcome, out: Path, self_test: str) -> None:
     """Notice what a worker did since the last look: progress, its end, or that it stands still."""
     number, done, _ = _PROGRESS.unpack(worker.progress.read_bytes())
     now = time.monotonic()
@@ -281,7 +299,7 @@ def _look(worker: _Worker, seed: int, outcome: Outcome, self_test: str) -> None:
             worker.process.wait()
             worker.ended = True
             outcome.cases += done
-            outcome.findings.append(_regenerated(seed, number, f"no end after {HANG_SECONDS:.0f} s", self_test))
+            outcome.findings.append(_regenerated(out, seed, number, f"no end after {HANG_SECONDS:.0f} s", self_test))
         return
     worker.ended = True
     outcome.cases += done
@@ -289,17 +307,17 @@ def _look(worker: _Worker, seed: int, outcome: Outcome, self_test: str) -> None:
     outcome.findings += [json.loads(line) for line in text.splitlines() if line.startswith('{"seed"')]
     if code < 0:
         what = f"killed by {signal.Signals(-code).name}"
-        outcome.findings.append(_regenerated(seed, number, what, self_test))
+        outcome.findings.append(_regenerated(out, seed, number, what, self_test))
     elif code > 1:
         outcome.findings.append({"seed": seed, "case": number, "target": "worker", "what": text[-4000:]})
 
 
-def _regenerated(seed: int, number: int, what: str, self_test: str) -> dict[str, object]:
+def _regenerated(out: Path, seed: int, number: int, what: str, self_test: str) -> dict[str, object]:
     """A finding of a worker that could not report itself; the input is made once more, and kept."""
     if number < 0:
         return {"seed": seed, "case": number, "target": "worker", "what": what}
     target, data = case_input(_targets(self_test), seed, number)
-    _report(seed, number, target.name, data, what)
+    _report(out, seed, number, target.name, data, what)
     return {"seed": seed, "case": number, "target": target.name, "what": what}
 
 
@@ -343,6 +361,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=OUT, help="where inputs of findings are kept")
     parser.add_argument("--self-test", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     from logstore.errors import DuramenError
@@ -358,14 +377,27 @@ def main() -> int:
     if given.worker is not None:
         targets = _targets(given.self_test)
         found = work(
-            targets, given.seed, given.worker, given.workers, given.seconds, given.cases, given.progress
+            targets,
+            given.seed,
+            given.worker,
+            given.workers,
+            given.seconds,
+            given.cases,
+            given.progress,
+            given.out,
+            1 if given.self_test else FINDINGS_MAX,
         )
         return 1 if found else 0
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         outcome = fuzz(
-            given.seed, seconds=given.seconds, cases=given.cases, workers=given.workers, progress=Path(folder)
+            given.seed,
+            seconds=given.seconds,
+            cases=given.cases,
+            workers=given.workers,
+            progress=Path(folder),
+            out=given.out,
         )
     print(outcome)
     return 1 if outcome.findings else 0

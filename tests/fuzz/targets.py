@@ -230,9 +230,7 @@ class KernelTarget:
         results = self._block.numbers("q", slots.D_SLOTS)
         n, headers = results[slots.D_N], results[slots.D_HEADER_N]
         require(0 <= n <= count and 0 <= headers <= capacity, f"{n} records, {headers} headers")
-        checked = self._kernels.check(
-            rows_address, number, number + 1, self._block.put(bytes(8 * slots.C_SLOTS))
-        )
+        checked = self._kernels.check(rows_address, number, number + 1, self._block.put(bytes(8 * slots.C_SLOTS)))
         if code != OK:
             require(checked != OK, "a batch that may be appended but not be read")
             return
@@ -245,10 +243,10 @@ class KernelTarget:
         lengths = 0
         for ends in (self._ends[0], self._ends[1]):
             seen = ends.numbers("i", n)
-            require(0 <= seen[0] and all(a <= b for a, b in pairwise(seen)), "lengths")
+            require(seen[0] >= 0 and all(a <= b for a, b in pairwise(seen)), "lengths")
             lengths += seen[-1]
         lists = self._ends[2].numbers("i", n)
-        require(0 <= lists[0] and all(a <= b for a, b in pairwise(lists)) and lists[-1] == headers, "header lists")
+        require(lists[0] >= 0 and all(a <= b for a, b in pairwise(lists)) and lists[-1] == headers, "header lists")
         require(lengths + 2 * headers <= payload, "more bytes than there are")
 
 
@@ -395,7 +393,7 @@ def _read_offset_index(files: BytesFiles) -> None:
     index.last_offset()
     index.sanity_check(1 << 20)
     require(all(a.offset <= b.offset and a.position <= b.position for a, b in pairwise(found)), "lookups out of order")
-    require(all(_BASE <= entry.offset for entry in found), "below the base")
+    require(all(entry.offset >= _BASE for entry in found), "below the base")
     items = index.items()
     require(len(items) == index.entries, "entries")
     require(all(a.offset < b.offset and a.position < b.position for a, b in pairwise(items)), "entries out of order")
@@ -417,7 +415,7 @@ def _read_txn_index(files: BytesFiles) -> None:
     require(all(a.last_offset < b.last_offset for a, b in pairwise(found)), "entries out of order")
     require(found == [] or index.last_offset is not None, "no last offset")
     index.sanity_check()
-    require(all(_BASE <= each.last_offset for each in found), "below the base")
+    require(all(each.last_offset >= _BASE for each in found), "below the base")
 
 
 def _read_state(files: BytesFiles) -> None:

@@ -202,6 +202,17 @@ TRUNCATIONS = (
     _append(8),
     _flush(),
 )
+TRUNCATED_AND_WRITTEN_AGAIN = (
+    *[_append(1)] * 4,
+    _plain("roll"),
+    *[_append(1)] * 2,
+    _flush(),
+    _plain("truncate", 2),
+    *[_append(1)] * 2,  # the log ends where the segment began that was cut off
+    _plain("truncate", 3),
+    _append(1),
+    _flush(),
+)
 RETENTION = (
     _append(8),
     _batch(11, 2),
@@ -234,6 +245,7 @@ SCRIPTS = {
     "transactions": TRANSACTIONS,
     "flushes": FLUSHES,
     "truncations": TRUNCATIONS,
+    "truncated and written again": TRUNCATED_AND_WRITTEN_AGAIN,
     "retention": RETENTION,
     "beginning anew": BEGINNING_ANEW,
     "closing": CLOSING,

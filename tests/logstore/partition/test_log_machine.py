@@ -152,6 +152,11 @@ class LogMachine(RuleBasedStateMachine):
         if self.sent is not None and self.sent[1] >= end:
             self.producer_id, self.sequence, self.sent = self.producer_id + 1, 0, None
 
+    def _looked_for_again(self) -> None:
+        """As in Kafka, producers are looked for from the log start on."""
+        if self.sent is not None and self.sent[1] < self.oracle.log_start:
+            self._cut_off(0)
+
     def _appended(self, records: list[Record], info: object) -> None:
         first = self.oracle.end
         self.oracle.append(records)
@@ -177,6 +182,7 @@ class LogMachine(RuleBasedStateMachine):
         if offset < self.oracle.end:
             self.oracle.truncate(offset)
             self._cut_off(offset)
+            self._looked_for_again()
 
     @rule(share=st.floats(0, 1))
     def advance_log_start(self, share: float) -> None:
@@ -206,7 +212,7 @@ class LogMachine(RuleBasedStateMachine):
         before = {name: data for name, data in self.fs.files().items() if name.startswith(DIRECTORY)}
         self.log = self._open(clean=True, recovery_point=0)
         assert not self.log.recovery.found_damage
-        if not self.long_lived:
+        if not self.long_lived and not self.log.recovery.notes:  # it begins anew when its start lies behind its data
             after = {name: data for name, data in self.fs.files().items() if name.startswith(DIRECTORY)}
             assert {n: d for n, d in after.items() if n.endswith((".log", "index"))} == {
                 n: d for n, d in before.items() if n.endswith((".log", "index"))
@@ -229,7 +235,7 @@ class LogMachine(RuleBasedStateMachine):
         rows = contents(self.log)
         kept = [row for row in self.oracle.rows if row[0] >= self.log.log_start_offset]
         assert rows == kept[: len(rows)]
-        assert self.log.log_end_offset >= min(recovery_point, self.oracle.data_end)
+        assert len(rows) >= sum(row[0] < recovery_point for row in kept), "everything below the recovery point"
         self.oracle.batches = [b for b in self.oracle.batches if b[-1][0] < self.log.log_end_offset]
         self._reopened()
         self._cut_off(self.log.log_end_offset)
@@ -240,8 +246,7 @@ class LogMachine(RuleBasedStateMachine):
         self.oracle.end = max(self.oracle.data_end, self.log.segments[-1].base_offset, first)
         if self.oracle.end < self.oracle.log_start:
             self.oracle.end = self.oracle.log_start
-        if self.sent is not None and self.sent[1] < self.oracle.log_start:
-            self._cut_off(0)  # as in Kafka, producers are looked for from the log start on
+        self._looked_for_again()
         self.oracle.batches = [rows for rows in self.oracle.batches if rows[-1][0] >= first]
 
     # --- reading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from logstore.ledger import CommitRequest, Ledger
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
 from logstore.store.committer import AppBatch, Committed, Committer, Staging
+from logstore.store.plan import write_plan
 from logstore.store.produce import append_table, table_of
 from logstore.store.staging import EncodeOptions, StagedFile, StagedWriter
 from logstore.store.store import LogStore
@@ -231,6 +233,27 @@ def test_two_queries_that_both_saw_a_free_app_do_not_both_commit(committer: Comm
         append_table(committer, "orders", rows(10), app=AppBatch("app", 0, "query-1"))
     assert [row.topic for row in other.ledger.commits()] == ["payments"]
     assert len(staged(committer.store)) == 1
+
+
+def test_a_writer_that_stalls_and_loses_its_lease_cannot_commit_late(committer: Committer, read_all: ReadAll) -> None:
+    """Its plan is made on ends that another writer has moved since: the ledger refuses it, and it looks again."""
+    store = committer.store
+    other = Committer(LogStore(store.path))
+    patch = pytest.MonkeyPatch()
+
+    def stall(*given: object) -> None:
+        patch.undo()
+        append_table(other, "orders", rows(10, tag="other"))
+        write_plan(*given)  # type: ignore[arg-type]
+
+    patch.setattr(store.locks, "lease", lambda *_, **__: contextlib.nullcontext())  # lost, and nobody told it
+    patch.setattr("logstore.store.committer.write_plan", stall)
+    append_table(committer, "orders", rows(10, tag="late"), app=AppBatch("app", 0))
+    found = read_all(store, "orders")
+    values = [record.value for records in found.values() for record in records]
+    assert sorted(values) == sorted(b"%s-%d" % (tag, n) for tag in (b"other", b"late") for n in range(10))
+    assert all([r.offset for r in records] == list(range(len(records))) for records in found.values())
+    assert [row.app_id for row in committer.ledger.commits()] == [None, "app"]
 
 
 # --- refused before anything is decided ------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +18,7 @@ from logstore.partition import latest
 from logstore.partition.state import write_state
 from logstore.records.record import Record
 from logstore.store.committer import Committer
-from logstore.store.maintenance import delete_records
+from logstore.store.maintenance import delete_records, retain
 from logstore.store.produce import append_table, table_of
 from logstore.store.restore import RESTORED, RestorePlan, plan_restore, restore
 from logstore.store.store import LogStore
@@ -258,3 +261,53 @@ def test_the_end_offsets_are_where_a_reader_goes_on(store: LogStore, append: App
             state[record.key] = record.value
     assert state == state_of(store, plan_restore(store, "t"))
     assert state == {b"k%d" % n: b"1" if n < 5 else b"2" for n in range(15)}
+
+
+def test_while_records_come_and_go_every_result_is_that_of_its_end_offset(store: LogStore) -> None:
+    """The record at offset n has key n % 17 and value n; a thread appends, and deletes from the front."""
+    seconds = 60 if os.environ.get("DURAMEN_SOAK") == "1" else 4
+    store.create_topic("t", configs={"segment.bytes": 600})
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            with LogStore(store.path) as own:
+                committer, at = Committer(own), 0
+                while not stop.is_set():
+                    records = [Record(b"%d" % (n % 17), b"%d" % n, n) for n in range(at, at + 30)]
+                    append_table(committer, "t", table_of(records))
+                    at += 30
+                    if at % 90 == 0:
+                        delete_records(own, own.topic("t"), 0, before_offset=max(at - 100, 0))
+                        retain(own, own.topic("t"), 0, now_ms=at)
+        except BaseException as error:
+            failed.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    results = 0
+    deadline = time.monotonic() + seconds
+    try:
+        while time.monotonic() < deadline and not failed:
+            topic = store.topic("t")
+            began = store.partition_state(topic, 0).log_start_offset
+            plan = plan_restore(store, "t")
+            (end,) = plan.end_offsets
+            try:
+                found = {int(key): int(value or b"") for key, value in state_of(store, plan).items()}
+                read = [record.offset for record in store.reader(topic, 0).records(began, end)]
+            except (HistoryCompacted, OffsetOutOfRange):
+                continue
+            ended = store.partition_state(topic, 0).log_start_offset
+            newest = {n % 17: n for n in range(max(end - 17, 0), end)}
+            assert found.items() <= newest.items()
+            assert {key for key, n in newest.items() if n >= ended} <= found.keys()
+            assert all(n >= began for n in found.values())
+            assert read == list(range(began, end))
+            results += 1
+    finally:
+        stop.set()
+        writer.join()
+    assert failed == []
+    assert results > 0

@@ -6,18 +6,20 @@ import importlib.util
 import os
 import random
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pyarrow as pa
 import pytest
 
-from logstore.errors import DamagedLog
+from logstore.errors import CorruptState, DamagedLog
 from logstore.records.record import Record
 from logstore.store import tails
 from logstore.store.committer import AppBatch, Committer
+from logstore.store.maintenance import recover
 from logstore.store.produce import append_table
 from logstore.store.store import LogStore
 
@@ -63,7 +65,7 @@ def expected(batches: int) -> list[bytes]:
 
 
 @pytest.fixture
-def boot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Each call starts the machine again."""
     started = 0
 
@@ -73,7 +75,7 @@ def boot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         monkeypatch.setattr(tails, "boot_id", lambda: f"boot-{started}")
 
     again()
-    yield again
+    return again
 
 
 def make(root: Path, **settings: object) -> LogStore:
@@ -206,6 +208,59 @@ def test_damage_below_the_recovery_point_is_told_and_nothing_is_written_over_it(
         assert len(os.listdir(store.layout.staging)) == 1, "the redo log stays"
 
 
+def test_recover_takes_what_is_staged_before_it_speaks_of_loss(
+    tmp_path: Path, boot: Callable[[], None], read_all: ReadAll
+) -> None:
+    with make(tmp_path / "store") as store:
+        committer = Committer(store)
+        for batch in range(3):
+            write(committer, batch)
+        boot()
+        for path in Path(store.layout.logs).glob("orders-*/*.log"):
+            path.write_bytes(b"")
+        reports = recover(store, store.topic("orders"))
+        assert [report.lost_from for report in reports] == [None, None]
+        write(committer, 3)
+        assert values(store, read_all) == expected(4)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_topic_whose_ends_are_gone_is_refused_until_it_was_recovered(
+    tmp_path: Path, boot: Callable[[], None], read_all: ReadAll, flushed: bool
+) -> None:
+    with make(tmp_path / "store") as store:
+        committer = Committer(store)
+        topic = store.topic("orders")
+        write(committer, 0)
+        write(committer, 1)
+        if flushed:
+            committer.flush(topic)
+        os.unlink(store.layout.ends(topic.id))
+        with pytest.raises(CorruptState, match="duramen recover"):
+            write(committer, 2)
+        recover(store, topic)
+        assert write(committer, 2)
+        assert values(store, read_all) == expected(3)
+
+
+def test_after_a_loss_the_topic_goes_on_behind_it(tmp_path: Path, boot: Callable[[], None]) -> None:
+    with make(tmp_path / "store") as store:
+        committer = Committer(store)
+        topic = store.topic("orders")
+        write(committer, 0)
+        committer.flush(topic)
+        write(committer, 1)
+        before = store.ends(topic).high_watermarks
+        for path in Path(store.layout.logs).glob("orders-*/*.log"):
+            path.write_bytes(b"")
+        reports = recover(store, topic)
+        assert [report.lost_to for report in reports] == list(before)
+        assert write(committer, 2)
+        for number, base in enumerate(before):
+            offsets = [record.offset for record in store.reader(topic, number).records(base)]
+            assert offsets == list(range(base, store.ends(topic).high_watermarks[number]))
+
+
 def test_staged_files_that_are_gone_are_told(tmp_path: Path, boot: Callable[[], None]) -> None:
     with make(tmp_path / "store") as store:
         committer = Committer(store)
@@ -229,8 +284,13 @@ def test_a_power_cut_at_any_step_keeps_what_was_acknowledged(
     acknowledged = cuts = 0
     began = time.monotonic()
     chance = 1.0 if SOAK else 0.04
+    one_at_a_time = threading.Lock()
 
     def cut(kind: str, path: str) -> None:
+        with one_at_a_time:  # a flush syncs in several threads
+            cut_here(kind, path)
+
+    def cut_here(kind: str, path: str) -> None:
         nonlocal cuts
         if rng.random() > chance or (not SOAK and time.monotonic() - began > 60):
             return
