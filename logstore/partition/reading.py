@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from logstore.errors import BufferLimit, DamagedLog, OffsetOutOfRange
+from logstore.errors import BufferLimit, CorruptBatch, DamagedLog, OffsetOutOfRange
 from logstore.files import File
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.delivery import FileRange
@@ -87,6 +87,10 @@ class LogView:
         """One past the last offset the segment can hold."""
         return self.bases[number + 1] if number + 1 < len(self.bases) else INT64_MAX
 
+    def is_sealed(self, number: int) -> bool:
+        """Whether nothing is written to the segment any more."""
+        return number + 1 < len(self.bases)
+
     def check(self, offset: int) -> None:
         """Raises OffsetOutOfRange for a position below the log start or beyond the log end."""
         if offset < self.log_start_offset:
@@ -148,7 +152,7 @@ def fetch(
         if view.bases[number] >= view.end_offset:
             return nothing
         segment = view.open_segment(view.bases[number])
-        first = segment.find_batch(offset)
+        first = segment.find_batch(offset, sealed=view.is_sealed(number))
         if first is None:  # all of it was compacted away: go on in the next segment
             continue
         limit = _end_position(view, number, segment, first)
@@ -224,7 +228,7 @@ def read_chunks(
             break
         segment = view.open_segment(view.bases[number])
         stop = min(end, view.segment_end(number))
-        first = segment.find_batch(position)
+        first = segment.find_batch(position, sealed=view.is_sealed(number))
         at = segment.size_bytes if first is None else first.position
         while position < stop and at < segment.size_bytes:
             wanted = min(chunk_bytes, segment.size_bytes - at)
@@ -300,10 +304,10 @@ def _grown(
     return np.empty(min(size, limits.read_buffer_bytes), dtype=np.uint8)
 
 
-def _too_large(view: LogView | None, segment: LogSegment, header: BatchHeader, limits: Limits) -> BufferLimit:
+def _too_large(view: LogView, segment: LogSegment, header: BatchHeader, limits: Limits) -> BufferLimit:
     return BufferLimit(
         f"a batch of {header.size_bytes} bytes; the read buffer may have {limits.read_buffer_bytes}",
-        partition=None if view is None else view.partition,
+        partition=view.partition,
         file=segment.log.path,
         position=header.position,
         offset=header.last_offset,
@@ -336,9 +340,11 @@ def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> Ti
     for number, segment in _searched(view):
         largest_ms = _largest(view, number, segment).timestamp_ms
         if (largest_ms if largest_ms >= 0 else segment.largest_timestamp_ms) >= timestamp_ms:
-            first = segment.find_timestamp(timestamp_ms, view.log_start_offset, view.end_offset)
+            sealed = view.is_sealed(number)
+            first = segment.find_timestamp(timestamp_ms, view.log_start_offset, view.end_offset, sealed=sealed)
             position = segment.size_bytes if first is None else first.position
-            return _visible(view, _first_at_or_after(view, segment, position, timestamp_ms, limits))
+            headers = segment.ordered_headers(position, sealed=sealed)
+            return _visible(view, _first_at_or_after(view, segment, headers, timestamp_ms, limits))
     return None
 
 
@@ -362,14 +368,14 @@ def _visible(view: LogView, found: TimestampOffset | None) -> TimestampOffset | 
 
 
 def _first_at_or_after(
-    view: LogView, segment: LogSegment, position: int, timestamp_ms: int, limits: Limits
+    view: LogView, segment: LogSegment, headers: Iterator[BatchHeader], timestamp_ms: int, limits: Limits
 ) -> TimestampOffset | None:
-    for header in segment.headers(position):
+    for header in headers:
         if header.last_offset < view.log_start_offset or header.max_timestamp_ms < timestamp_ms:
             if header.next_offset >= view.end_offset:  # nothing behind the end is judged: a writer may be at work there
                 return None
             continue
-        for offset, timestamp in _timestamps(segment, header, limits):
+        for offset, timestamp in _timestamps(view, segment, header, limits):
             if timestamp >= timestamp_ms and offset >= view.log_start_offset:
                 return TimestampOffset(timestamp, offset)
         if header.next_offset >= view.end_offset:
@@ -387,9 +393,9 @@ def _largest_timestamp(view: LogView, limits: Limits) -> TimestampOffset | None:
     first = None if best is None else best.find_batch(largest.offset)
     if best is None or first is None:
         return None
-    for header in best.headers(first.position):
+    for header in best.ordered_headers(first.position):
         if header.max_timestamp_ms == largest.timestamp_ms:
-            for offset, timestamp in _timestamps(best, header, limits):
+            for offset, timestamp in _timestamps(view, best, header, limits):
                 if timestamp == largest.timestamp_ms:
                     return TimestampOffset(timestamp, offset)
             return None
@@ -398,10 +404,20 @@ def _largest_timestamp(view: LogView, limits: Limits) -> TimestampOffset | None:
     return None
 
 
-def _timestamps(segment: LogSegment, header: BatchHeader, limits: Limits) -> Iterator[tuple[int, int]]:
+def _timestamps(view: LogView, segment: LogSegment, header: BatchHeader, limits: Limits) -> Iterator[tuple[int, int]]:
     """(offset, timestamp) of the records of one batch. Raises CorruptBatch, BufferLimit, DecompressionLimit."""
     if header.size_bytes > limits.read_buffer_bytes:
-        raise _too_large(None, segment, header, limits)
+        raise _too_large(view, segment, header, limits)
+    if header.next_offset < view.end_offset:  # no checksum covers the offset, but the batch behind may contradict it
+        following = begin_after(segment.log, header.end_position, segment.size_bytes)
+        if following is not None and following <= header.last_offset:
+            raise CorruptBatch(
+                f"the batch up to offset {header.last_offset} is followed by one that begins at {following}",
+                partition=view.partition,
+                file=segment.log.path,
+                position=header.position,
+                offset=header.begin_offset,
+            )
     data = np.frombuffer(segment.log.pread(header.size_bytes, header.position), dtype=np.uint8)
     scan = scan_batches(data)
     if not len(scan.table):

@@ -285,16 +285,19 @@ class LogSegment:
 
     # --- finding ----------------------------------------------------------------------------------------------------
 
-    def find_batch(self, offset: int, start_position: int = 0) -> BatchHeader | None:
-        """The first batch whose last offset is >= `offset`. Raises CorruptBatch, also where offsets do not increase."""
-        for headers in self._walks(offset, start_position):
+    def find_batch(self, offset: int, start_position: int = 0, *, sealed: bool = False) -> BatchHeader | None:
+        """The first batch whose last offset is >= `offset`. Raises CorruptBatch, also where offsets do not increase.
+
+        A `sealed` segment ends with a whole batch, or that is damage as well.
+        """
+        for headers in self._walks(offset, start_position, sealed=sealed):
             try:
                 return next((header for header in headers if header.last_offset >= offset), None)
             except CorruptIndex:
                 continue
         raise AssertionError("a walk from the start does not ask the index")
 
-    def _walks(self, offset: int, start_position: int) -> Iterator[Iterator[BatchHeader]]:
+    def _walks(self, offset: int, start_position: int, *, sealed: bool = False) -> Iterator[Iterator[BatchHeader]]:
         """Headers from the index's answer for `offset` on, then, for when that is no good, from `start_position` on.
 
         The answer is a hint, since nothing protects an index: a batch must lie there and one must end at its offset.
@@ -302,12 +305,15 @@ class LogSegment:
         with contextlib.suppress(CorruptIndex):
             entry = self.offset_index.lookup(offset)
             if entry.position > start_position:
-                yield self._ordered_headers(entry.position, through=entry.offset)
-        yield self._ordered_headers(start_position)
+                yield self.ordered_headers(entry.position, through=entry.offset, sealed=sealed)
+        yield self.ordered_headers(start_position, sealed=sealed)
 
-    def _ordered_headers(self, position: int, *, through: int | None = None) -> Iterator[BatchHeader]:
+    def ordered_headers(
+        self, position: int, *, through: int | None = None, sealed: bool = False
+    ) -> Iterator[BatchHeader]:
         """Headers with increasing offsets; raises CorruptBatch for others, CorruptIndex when none ends at `through`."""
         previous = self.base_offset - 1
+        end = position
         try:
             for header in self.headers(position):
                 if header.begin_offset <= previous:
@@ -322,7 +328,7 @@ class LogSegment:
                         break
                     through = None
                 yield header
-                previous = header.last_offset
+                previous, end = header.last_offset, header.end_position
         except CorruptBatch:
             if through is None:
                 raise
@@ -330,17 +336,21 @@ class LogSegment:
             raise CorruptIndex(
                 f"no batch from {position} on ends at offset {through}", file=self.offset_index.path, offset=through
             )
+        if sealed and end != self.size_bytes:
+            raise CorruptBatch("the file ends inside a batch", file=self.log.path, position=end, offset=previous + 1)
 
     def last_indexed_offset(self) -> int:
         """The largest offset either index speaks of, the base when they are empty."""
         return max(self.offset_index.last_offset(), self.time_index.last_entry().offset)
 
-    def find_timestamp(self, timestamp_ms: int, start_offset: int, end_offset: int = INT64_MAX) -> BatchHeader | None:
+    def find_timestamp(
+        self, timestamp_ms: int, start_offset: int, end_offset: int = INT64_MAX, *, sealed: bool = False
+    ) -> BatchHeader | None:
         """The batch at which a search for the first record at or after a time must begin; None when it lies behind
         `end_offset`.
         """
         offset = max(self.time_index.lookup(timestamp_ms).offset, start_offset)
-        return self.find_batch(offset) if offset < end_offset else None
+        return self.find_batch(offset, sealed=sealed) if offset < end_offset else None
 
     # --- cutting and rebuilding -------------------------------------------------------------------------------------
 

@@ -234,7 +234,7 @@ def recover(
     assert_same_state(state_of(log), loaded, restored_at_ms=LATER_MS)
     log.close()
     assert records == [r for r in kafka.records(theirs) if r.offset >= loaded.log_start_offset]
-    assert_same_files(ours, theirs)
+    assert_same_files(ours, theirs, fewer_snapshots=not unclean)
     return ours, theirs, log.recovery
 
 

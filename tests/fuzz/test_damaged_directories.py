@@ -245,8 +245,8 @@ def test_a_clean_opening_of_damage_shows_originals_or_an_error(name: str, data: 
 
 
 def contents(root: str) -> dict[str, bytes]:
-    """What an append adds to. (The roll a refused batch may cause, as in Kafka, makes files without content.)"""
-    lasting = (".log", ".txnindex", "leader-epoch-checkpoint")
+    """What an append adds to. (As in Kafka a refused one may still roll the log and tell of a leader epoch.)"""
+    lasting = (".log", ".txnindex")
     found = {path.name: path.read_bytes() for path in Path(root, str(PARTITION)).iterdir() if path.is_file()}
     return {name: data for name, data in found.items() if data and name.endswith(lasting)}
 

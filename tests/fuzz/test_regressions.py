@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,15 @@ from logstore.limits import Limits
 from logstore.partition import reader as reader_module
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.reading import read_chunks
+from logstore.partition.reading import Isolation, read_chunks
 from logstore.partition.state import read_state
 from logstore.records.columns import columns_of
+from logstore.records.decoder import upconvert
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.legacy import decode_legacy
 from logstore.records.record import Record
+from logstore.records.table import LAST_OFFSET
+from logstore.segment.batches import read_batches
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +118,38 @@ def test_a_wrapper_with_a_moved_offset_is_not_delivered() -> None:
             assert all(record == base.records[record.offset] for record in got)
             reader.close()
     assert wrappers
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_segment_is_not_passed_over_when_a_length_hides_its_batches(start: int) -> None:
+    """A length beyond the end makes a batch look like one that is still being written."""
+    base = sound("own")
+    name, position, _, _ = base.batches()[0]
+    with on_disk(damaged(base, name, position + 8, b"\x7f")) as root:
+        reader = open_reader(root, base)
+        with pytest.raises(CorruptBatch) as caught:
+            list(reader.records(start))
+        assert caught.value.where() == {
+            "file": os.path.join(root, str(PARTITION), name),
+            "position": position,
+            "offset": 0,
+        }
+        reader.close()
+
+
+def test_a_lookup_by_time_does_not_answer_with_a_moved_batch() -> None:
+    base = sound("own")
+    files, _, _ = moved(base, 20, 1)
+    with on_disk(files) as root:
+        reader = open_reader(root, base)
+        for timestamp_ms in base.times_ms.values():
+            try:
+                found = reader.offset_for_timestamp(timestamp_ms)
+            except CorruptBatch:
+                continue
+            assert found is not None
+            assert base.times_ms[found.offset] == found.timestamp_ms
+        reader.close()
 
 
 # --- files cut between two batches ------------------------------------------------------------------------------------
@@ -231,27 +267,20 @@ def test_a_state_file_above_the_limit_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_the_read_buffer_is_never_larger_than_the_limit() -> None:
     base = sound("own")
-    limits = Limits(read_buffer_bytes=300)
+    limits = Limits(read_buffer_bytes=500)
     with on_disk(base.files) as root, open_log(root, base.config, clean=True) as log:
-        view = log._view(reader_isolation())
-        offsets = []
+        view = log._view(Isolation.LOG_END)
+        ends = []
         for chunk in read_chunks(view, 0, limits=limits):
             assert len(chunk.data) <= limits.read_buffer_bytes
-            offsets.append(int(chunk.table[-1, 3]))
-        assert offsets[-1] == base.log_end_offset - 1
-
-
-def reader_isolation() -> object:
-    from logstore.partition.reading import Isolation
-
-    return Isolation.LOG_END
+            ends.append(int(chunk.table[-1, LAST_OFFSET]) + 1)
+        assert ends[-1] == base.log_end_offset
+        for segment in log.segments:
+            for chunk in read_batches(segment.log, 0, segment.size_bytes, limits=limits):
+                assert len(chunk.data) <= limits.read_buffer_bytes
 
 
 def test_one_old_message_does_not_cost_a_buffer_of_a_quarter_gibibyte() -> None:
-    import tracemalloc
-
-    from logstore.records.decoder import upconvert
-
     message = bytes.fromhex("00000000000000640000001257e7496e0000000000026b31000000027631")
     legacy = decode_legacy(message, limits=Limits())
     tracemalloc.start()

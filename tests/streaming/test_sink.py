@@ -233,6 +233,36 @@ def test_staging_goes_when_the_flush_has_been(spark: Spark, store: LogStore) -> 
     assert store.ends(store.topic("orders")).flushed_sequence == 1
 
 
+def test_a_batch_write_that_fails_after_its_commit_keeps_its_staged_files(
+    spark: Spark, store: LogStore, read_all: ReadAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark aborts a write whose commit raised; but the batch stands, and staging is all there is of it."""
+    import pyarrow as pa
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from logstore.errors import AppendUnfinished
+    from streaming.batch_writer import LogWriter
+    from streaming.options import write_options
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    options = write_options({"store": store.path, "topic": "orders"})
+    rows = pa.record_batch({"value": pa.array(["a", "b", "c"])})
+    for committed in (False, True):
+        writer = LogWriter(options, StructType([StructField("value", StringType())]), False)
+        message = writer.write(iter([rows]))
+        if committed:
+            with monkeypatch.context() as patch:
+                patch.setattr("logstore.store.committer.apply_partition", full)
+                with pytest.raises(AppendUnfinished):
+                    writer.commit([message])
+        writer.abort([message])
+        assert len(os.listdir(store.layout.staging)) == committed
+    Committer(store).settle_topic(store.topic("orders"))
+    assert sorted(record.value or b"" for record in everything(read_all, store)) == [b"a", b"b", b"c"]
+
+
 def test_a_data_frame_is_written_as_a_batch(spark: Spark, store: LogStore, read_all: ReadAll) -> None:
     rows = spark.range(0, 1000, 1, 3).selectExpr("cast(id % 7 as string) as key", "cast(id as string) as value")
     writer = rows.write.format("duramen").mode("append").option("store", store.path).option("topic", "orders")
