@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _due: dict[tuple[int, str], tuple[float, Committer]] = {}
 _changed = threading.Condition()
 _thread: threading.Thread | None = None
+_ending = False
+_END_WAIT_S = 60
 
 
 def flush_later(committer: Committer, topics: list[str], delay_ms: int) -> None:
@@ -24,14 +26,14 @@ def flush_later(committer: Committer, topics: list[str], delay_ms: int) -> None:
     with _changed:
         for topic in topics:
             _due.setdefault((id(committer), topic), (time.monotonic() + delay_ms / 1000, committer))
-        if _thread is None or not _thread.is_alive():
+        if not _ending and (_thread is None or not _thread.is_alive()):
             _thread = threading.Thread(target=_run, name="duramen flush", daemon=True)
             _thread.start()
         _changed.notify()
 
 
 def flush_now() -> None:
-    """Everything that is waiting; at exit, and for tests."""
+    """Everything that is waiting."""
     with _changed:
         waiting = list(_due.items())
         _due.clear()
@@ -42,6 +44,8 @@ def flush_now() -> None:
 def _run() -> None:
     while True:
         with _changed:
+            if _ending:
+                return
             if not _due:
                 if not _changed.wait(timeout=60):
                     return
@@ -61,4 +65,15 @@ def _flush(committer: Committer, topic: str) -> None:
         committer.flush(committer.store.topic(topic))
 
 
-atexit.register(flush_now)
+def _end() -> None:
+    """The thread must not be inside a library when the interpreter takes that down: it is waited for."""
+    global _ending
+    with _changed:
+        _ending = True
+        _changed.notify()
+    if _thread is not None:
+        _thread.join(_END_WAIT_S)
+    flush_now()
+
+
+atexit.register(_end)

@@ -929,7 +929,6 @@ class PartitionLog:
             self._roll(self._log_end, None)
         gone = self._segments[:count]
         self._segments = self._segments[count:]
-        self._sync_names()  # of producers that wrote only to what goes, the next snapshot knows alone
         if self._segments[0].base_offset > self._log_start:
             self._raise_log_start(self._segments[0].base_offset)
         self._save_state()

@@ -112,13 +112,16 @@ class Bounds:
     end_max: int
     start_min: int
     start_max: int
+    #: where the log may be found empty, because it was about to begin anew
+    empty_at: tuple[int, ...] = ()
 
 
 def bounds(model: Model, under_way: Operation | None, *, durable_end: int, now_ms: int) -> Bounds:
     """`durable_end` is how much of the acknowledged is sure to be there: all of it when only the process died."""
     entries, end_max = model.entries, max(model.log_end, model.log_start)
     end_min = max((entry.offset + 1 for entry in entries if entry.offset < durable_end), default=0)
-    start_min = start_max = model.log_start
+    start_max = model.log_start
+    empty_at: tuple[int, ...] = ()
     if under_way is not None:
         if under_way.appends:
             entries += entries_of(under_way, model.log_end, now_ms)
@@ -130,16 +133,18 @@ def bounds(model: Model, under_way: Operation | None, *, durable_end: int, now_m
         elif under_way.kind == "retain":
             start_max = model.log_end
         elif under_way.kind == "anew":
-            start_min, start_max = min(start_min, under_way.offset), max(model.log_end, under_way.offset)
-            end_min, end_max = 0, max(end_max, under_way.offset)
-    return Bounds(entries, end_min, end_max, start_min, start_max)
+            empty_at = (under_way.offset, max(under_way.offset, model.log_start))
+            if model.log_start < under_way.offset < model.log_end:
+                start_max = model.log_end
+    return Bounds(entries, end_min, end_max, model.log_start, start_max, empty_at)
 
 
 def check(log: PartitionLog, model: Model, allowed: Bounds) -> Model:
     """Judge a log opened after a crash; returns the model of what it holds. Raises AssertionError."""
     start, end = log.log_start_offset, log.log_end_offset
-    assert allowed.start_min <= start <= allowed.start_max, f"log start {start}, allowed {allowed}"
-    assert max(allowed.end_min, start) <= end <= max(allowed.end_max, start), f"log end {end}, allowed {allowed}"
+    if start != end or start not in allowed.empty_at:
+        assert allowed.start_min <= start <= allowed.start_max, f"log start {start}, allowed {allowed}"
+        assert max(allowed.end_min, start) <= end <= max(allowed.end_max, start), f"log end {end}, allowed {allowed}"
     kept = tuple(entry for entry in allowed.entries if entry.offset < end)
     visible = [entry.record for entry in kept if entry.record is not None and entry.offset >= start]
     found = list(log.records(start, isolation=Isolation.LOG_END))

@@ -21,6 +21,7 @@ from logstore.limits import INT64_MAX
 from logstore.partition.log import PartitionLog
 from logstore.partition.reading import Isolation
 from logstore.records.record import Record
+from logstore.segment.names import FileKind
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 
 PLACE = Place("/store")
@@ -320,6 +321,26 @@ def test_a_power_cut_in_recovery_changes_nothing_about_what_is_recovered(name: s
                     assert last.log.log_end_offset == undisturbed.log.log_end_offset
             step += 1
         assert step > 10
+
+
+def test_what_recovery_cut_off_does_not_come_back_behind_a_record_of_the_same_size(seed: int) -> None:
+    machine, _ = run(Settings(TOPIC), (_append(1), _append(1), _append(1), _flush()), INT64_MAX)
+    path = machine.log.segments[0].path(FileKind.LOG)
+    position = list(machine.log.segments[0].headers())[1].position
+    file = machine.fs.open(path, writable=True)
+    file.pwrite(b"damage", position + 61)
+    file.fsync()
+    first, damaged, _ = machine.model.entries
+    damaged_machine = machine.survivor(None)
+    log = PLACE.open(damaged_machine.fs, machine.settings, machine.clock)
+    assert log.log_end_offset == 1
+    assert damaged.record is not None
+    log.append([replace(damaged.record, key=b"new")])
+    for draw in range(200 * SOAK):
+        with told(f"draw {draw}"):
+            fs = damaged_machine.fs.crash(random.Random(f"{seed}/{draw}"))
+            found = list(PLACE.open(fs, machine.settings, machine.clock).records())
+            assert found in ([first.record], [first.record, replace(damaged.record, key=b"new")])
 
 
 # --- random work, random cuts --------------------------------------------------------------------------------------
