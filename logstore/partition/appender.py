@@ -166,6 +166,7 @@ class Appender:
         base_offset = self.end_offset
         if old.base_offset != base_offset:
             old.seal()
+            old.time_index.flush()  # the last entry: if the rest is flushed already, no flush to come looks here
             self._rolled.append(_entry(old))
         old.close(clean=False)
         for kind in SEGMENT_KINDS:

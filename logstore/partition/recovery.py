@@ -38,9 +38,11 @@ from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.state import SegmentEntry
 from logstore.partition.swap import replace_segments
 from logstore.records.header import read_header
+from logstore.records.legacy import decode_legacy
 from logstore.records.table import (
     ATTRIBUTES,
     BASE_OFFSET,
+    CODEC_MASK,
     CONTROL_BIT,
     LAST_OFFSET,
     LEADER_EPOCH,
@@ -389,7 +391,7 @@ class Loader:
         try:
             for chunk in segment.chunks():
                 sound, reason = _in_order(segment, chunk, last_offset, upper)
-                sound, reason = self._well_formed(chunk, sound, reason)
+                sound, reason = self._well_formed(chunk, last_offset, sound, reason)
                 good = Chunk(chunk.data, chunk.table[:sound], chunk.position, chunk.file)
                 if sound:
                     try:
@@ -423,8 +425,11 @@ class Loader:
         producers.take_snapshot()
         return bool(cut or missing)
 
-    def _well_formed(self, chunk: Chunk, sound: int, reason: str) -> tuple[int, str]:
-        """The same with control batches opened: what no producer state can be made of is damage, too."""
+    def _well_formed(self, chunk: Chunk, last_offset: int, sound: int, reason: str) -> tuple[int, str]:
+        """The same with legacy sets and control batches opened: where the messages of a set begin is known only inside
+        it, and what no producer state can be made of is damage, too.
+        """
+        sound, reason = self._legacy_in_order(chunk, last_offset, sound, reason)
         table = chunk.table[:sound]
         for row in np.nonzero((table[:, MAGIC] == 2) & (table[:, ATTRIBUTES] & CONTROL_BIT != 0))[0].tolist():
             try:
@@ -432,6 +437,22 @@ class Loader:
                     pass
             except _MALFORMED as error:
                 return row, error.what
+        return sound, reason
+
+    def _legacy_in_order(self, chunk: Chunk, last_offset: int, sound: int, reason: str) -> tuple[int, str]:
+        table = chunk.table[:sound]
+        sets = (table[:, MAGIC] < 2) & (table[:, ATTRIBUTES] & CODEC_MASK != 0)
+        for row in np.nonzero(sets)[0].tolist():
+            position = int(table[row, POSITION])
+            try:
+                first = decode_legacy(
+                    chunk.data[position : position + int(table[row, SIZE])].data, limits=self._limits
+                ).first_offset
+            except CorruptBatch as error:
+                return row, error.what
+            previous = int(table[row - 1, LAST_OFFSET]) if row else last_offset
+            if first <= previous:
+                return row, f"messages from offset {first} on do not follow offset {previous}"
         return sound, reason
 
     def _missing_behind(self, at: int, size_bytes: int, next_offset: int) -> str:

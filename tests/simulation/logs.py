@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from logstore.clock import Clock, ManualClock
 from logstore.config import LogConfig
@@ -36,7 +37,11 @@ def open_log(
     background_flush: bool = False,
     **options: object,
 ) -> PartitionLog:
-    """A log of the partition `orders-0` with a state file beside it; the clock stands at NOW_MS unless given."""
+    """A log of the partition `orders-0` with a state file beside it; the clock stands at NOW_MS unless given.
+
+    Indexes are preallocated to 64 KiB at most: at their usual size they would be most of a simulated disk.
+    """
+    config = replace(config, segment_index_bytes=min(config.segment_index_bytes, 1 << 16))
     return PartitionLog.open(
         str(directory),
         partition=PARTITION,
