@@ -52,6 +52,16 @@ SUITES = (
     Suite("conformance", ("tests/conformance",), needs_java=True, arguments=("--timeout=600",)),
 )
 
+#: Run only when named (`make test SUITES=streaming`): they start Spark and fetch Delta's jars.
+NAMED_SUITES = (
+    Suite(
+        "streaming",
+        ("tests/streaming", "tests/streaming_reads"),
+        needs_java=True,
+        arguments=("--timeout=900",),
+    ),
+)
+
 _DAY_S = 24 * 3600
 _SOAK = {"DURAMEN_SOAK": "1"}
 _FUZZ_SOAK = _SOAK | {"DURAMEN_FUZZ_CASES": "10000000"}
@@ -246,11 +256,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--soak", action="store_true", help="the long form of the suites that have one")
     options = parser.parse_args(arguments)
 
-    known = {suite.name: suite for suite in (SOAK_SUITES if options.soak else SUITES)}
+    usual = SOAK_SUITES if options.soak else SUITES
+    known = {suite.name: suite for suite in (*usual, *(() if options.soak else NAMED_SUITES))}
     for name in options.suites:
         if name not in known:
             parser.error(f"there is no suite {name!r}, only {', '.join(known)}")
-    chosen = [known[name] for name in options.suites] or list(known.values())
+    chosen = [known[name] for name in options.suites] or list(usual)
 
     complaint = missing_java() if any(suite.needs_java for suite in chosen) else None
     if complaint:
