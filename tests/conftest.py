@@ -1,8 +1,8 @@
 """What every test gets: one Hypothesis profile for all machines, and a seed that a failing test prints.
 
 `DURAMEN_SEED=N` repeats a run of a seeded test, `DURAMEN_SOAK=1` asks for the long form of a test that has one. On CI
-(`CI=true`) examples and seeds are the same in every run, so that a change is judged by what it changed; new ones are tried
-by everybody who runs the tests, and by `make soak`.
+(`CI=true`) examples and seeds are the same in every run, so that a change is judged by what it changed; new ones are
+tried by everybody who runs the tests, and by `make soak`.
 """
 
 from __future__ import annotations
