@@ -101,7 +101,8 @@ class Setting:
 
 
 def _topic(name: str, kind: Kind, default: Value, doc: str, *synonyms: Synonym | str, **rules: Any) -> Setting:
-    named = tuple(Synonym(synonym) if isinstance(synonym, str) else synonym for synonym in synonyms)
+    # Ours that Kafka does not know have one name, on a topic and as the store's default.
+    named = tuple(Synonym(synonym) if isinstance(synonym, str) else synonym for synonym in synonyms or (name,))
     return Setting(name, Scope.TOPIC, kind, default, doc, named, **rules)
 
 
@@ -311,6 +312,49 @@ SETTINGS: tuple[Setting, ...] = (
         "Create a segment's file at its full size.",
         "log.preallocate",
     ),
+    _topic("duramen.compaction.paused", Kind.BOOLEAN, False, "Leave the topic out of compaction until it is resumed."),
+    _topic(
+        "duramen.compaction.order",
+        Kind.STRING,
+        "offset",
+        "Which record of a key is the latest: the one with the highest offset, timestamp, or version in a header.",
+        choices=("offset", "timestamp", "header"),
+    ),
+    _topic(
+        "duramen.compaction.version.header",
+        Kind.STRING,
+        "version",
+        "The header that holds the version, 8 bytes, big endian; a record without it loses.",
+    ),
+    _topic(
+        "duramen.compaction.merge.bytes",
+        Kind.INT,
+        0,
+        "Join thinned neighbouring batches up to this size; 0 leaves batches as they are.",
+        minimum=0,
+    ),
+    _topic(
+        "duramen.compaction.recompress.type",
+        Kind.STRING,
+        "producer",
+        "Codec compaction gives to what it rewrites of cold data; producer leaves it as it was.",
+        choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    ),
+    _topic(
+        "duramen.compaction.recompress.after.ms",
+        Kind.LONG,
+        0,
+        "From which age on a segment counts as cold.",
+        minimum=0,
+    ),
+    _topic(
+        "duramen.key.ttl.ms",
+        Kind.LONG,
+        -1,
+        "Records older than this become tombstones when they are compacted; -1 never.",
+        minimum=1,
+        also=-1,
+    ),
     _broker("log.cleaner.enable", Kind.BOOLEAN, True, "Compact logs at all (deprecated in Kafka since 4.1)."),
     _broker("log.cleaner.threads", Kind.INT, 1, "Partitions compacted side by side; use at least 1.", minimum=0),
     _broker(
@@ -389,6 +433,20 @@ SETTINGS: tuple[Setting, ...] = (
         "Delay of the first run of background work (internal in Kafka).",
         minimum=0,
     ),
+    _broker(
+        "duramen.cleaner.hash",
+        Kind.STRING,
+        "siphash",
+        "How compaction tells keys apart: siphash, keyed by a secret of each run, or md5, as Kafka does.",
+        choices=("siphash", "md5"),
+    ),
+    _broker(
+        "duramen.cleaner.retry.ms",
+        Kind.LONG,
+        60_000,
+        "How long a partition whose compaction failed is set aside; doubled with each failure, up to a day.",
+        minimum=0,
+    ),
 )
 
 TOPIC_SETTINGS: dict[str, Setting] = {setting.name: setting for setting in SETTINGS if setting.scope is Scope.TOPIC}
@@ -437,7 +495,7 @@ def parse_value(setting: Setting, given: object, *, name: str | None = None, fil
             raise InvalidConfig(f"{name} has {_shown(wrong[0])}; expected {setting.valid}", file=file)
         return value
     if isinstance(value, str):
-        if value not in setting.choices:
+        if setting.choices and value not in setting.choices:
             raise InvalidConfig(f"{name} = {_shown(given)}; expected {setting.valid}", file=file)
         return value
     if isinstance(value, bool):
@@ -674,6 +732,13 @@ class LogConfig:
     compression_zstd_level: int = _default("compression.zstd.level")
     file_delete_delay_ms: int = _default("file.delete.delay.ms")
     preallocate: bool = _default("preallocate")
+    duramen_compaction_paused: bool = _default("duramen.compaction.paused")
+    duramen_compaction_order: str = _default("duramen.compaction.order")
+    duramen_compaction_version_header: str = _default("duramen.compaction.version.header")
+    duramen_compaction_merge_bytes: int = _default("duramen.compaction.merge.bytes")
+    duramen_compaction_recompress_type: str = _default("duramen.compaction.recompress.type")
+    duramen_compaction_recompress_after_ms: int = _default("duramen.compaction.recompress.after.ms")
+    duramen_key_ttl_ms: int = _default("duramen.key.ttl.ms")
 
     @property
     def compact(self) -> bool:
@@ -721,6 +786,8 @@ class BrokerConfig:
     num_recovery_threads_per_data_dir: int = _default("num.recovery.threads.per.data.dir")
     producer_id_expiration_ms: int = _default("producer.id.expiration.ms")
     log_initial_task_delay_ms: int = _default("log.initial.task.delay.ms")
+    duramen_cleaner_hash: str = _default("duramen.cleaner.hash")
+    duramen_cleaner_retry_ms: int = _default("duramen.cleaner.retry.ms")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object] | None = None) -> BrokerConfig:

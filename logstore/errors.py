@@ -313,3 +313,15 @@ class HistoryCompacted(DuramenError):
 
 class BackupRefused(DuramenError):
     """A target directory that cannot become a copy of the store."""
+
+
+class SegmentsChanged(DuramenError):
+    """Segments that were to be replaced are not what they were; the output was dropped."""
+
+
+class CleaningAborted(DuramenError):
+    """A pass of compaction was told to stop; the log is as it was, but for groups already replaced."""
+
+
+class NotCompacted(DuramenError):
+    """The topic's cleanup.policy does not include compact."""

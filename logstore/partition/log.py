@@ -46,6 +46,7 @@ from logstore.partition.roll import (
     roll_reason,
 )
 from logstore.partition.state import PartitionState, SegmentEntry, read_state, write_state
+from logstore.partition.swap import finish_swap
 from logstore.partition.validation import (
     check_columns,
     check_sizes,
@@ -215,6 +216,8 @@ class PartitionLog:
             except CorruptState as error:
                 notes.append(f"state file rebuilt: {error}")
         state = state or PartitionState(log_start_offset=log_start_offset)
+        if state.swap is not None and state_path is not None:
+            state = finish_swap(fs, directory, state_path, state)
         told_recovery_point = recovery_point
         if state.recovery_point_max is not None:
             recovery_point = min(recovery_point, state.recovery_point_max)
@@ -277,6 +280,15 @@ class PartitionLog:
         if unstable is None:
             return self._high_watermark
         return min(max(unstable, self._log_start), self._high_watermark)  # it may have begun below the log start
+
+    @property
+    def last_records(self) -> dict[int, tuple[int | None, int]]:
+        """Of every active producer the offset of its last data, if there was any, and its epoch."""
+        with self._lock:
+            return {
+                producer_id: (state.last_data_offset if state.last_data_offset >= 0 else None, state.producer_epoch)
+                for producer_id, state in self._producers.producers.items()
+            }
 
     @property
     def recovery_point(self) -> int:

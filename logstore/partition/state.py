@@ -57,6 +57,8 @@ class PartitionState:
     recovery_point_max: int | None = None
     #: whether the last writer closed the log, everything on disk
     closed: bool = False
+    #: when the first tombstone or marker of the compacted part may go; -1: there is none, None: not known
+    next_horizon_ms: int | None = None
 
     def with_segments(self, segments: tuple[SegmentEntry, ...], *, log_start_offset: int) -> PartitionState:
         """The next generation with another list, of a log that is being written."""
@@ -79,6 +81,7 @@ def encode_state(state: PartitionState) -> bytes:
         "producers": state.producers,
         "recovery_point_max": state.recovery_point_max,
         "closed": state.closed,
+        "next_horizon_ms": state.next_horizon_ms,
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
@@ -129,7 +132,12 @@ def _from_json(body: object) -> PartitionState:
         body.get("producers", True) is not False,
         None if body.get("recovery_point_max") is None else _natural(body["recovery_point_max"]),
         body.get("closed") is True,
+        _horizon(body.get("next_horizon_ms")),
     )
+
+
+def _horizon(value: object) -> int | None:
+    return value if value in (None, -1) else _natural(value)
 
 
 def _natural(value: object) -> int:

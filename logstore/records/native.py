@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_SOURCES = ("kernels.py", "codes.py", "slots.py", "table.py", "native.py")
+_SOURCES = ("kernels.py", "compaction_kernels.py", "codes.py", "slots.py", "table.py", "marks.py", "native.py")
 _IMAGES_MAX = 8  # kept in a folder: one home may serve processors of several kinds, and releases side by side
 _MAGIC = b"duramen-kernels-1\n"
 _LOADING = threading.Lock()
@@ -51,6 +51,11 @@ class Kernels:
     map_put: Callable[[int, int, int, int], int]
     map_keep: Callable[[int, int, int, int], int]
     map_grow: Callable[[int, int, int, int], int]
+    md5: Callable[[int, int, int, int], int]
+    index_keys: Callable[[int, int, int, int], int]
+    merge_maps: Callable[[int, int, int], int]
+    judge: Callable[[int, int, int, int], int]
+    rewrite: Callable[[int, int, int, int, int, int], int]
 
     def __init__(self, image: bytes) -> None:
         """Link `image` (as `compile_image` makes it) into this process."""
@@ -113,6 +118,7 @@ def compile_image() -> bytes:
     from numba.core import compiler, types
     from numba.core.registry import cpu_target
 
+    from logstore.records import compaction_kernels
     from logstore.records import kernels as source
 
     flags = compiler.Flags()
@@ -122,11 +128,12 @@ def compile_image() -> bytes:
     flags.error_model = "numpy"
     functions: dict[str, tuple[str, int]] = {}
     objects: list[bytes] = []
-    for name, parameters in source.KERNELS.items():
+    named = [(module, *item) for module in (source, compaction_kernels) for item in module.KERNELS.items()]
+    for module, name, parameters in named:
         compiled = compiler.compile_extra(
             cpu_target.typing_context,
             cpu_target.target_context,
-            getattr(source, name).py_func,
+            getattr(module, name).py_func,
             (types.int64,) * parameters,
             types.int64,
             flags,

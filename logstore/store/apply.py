@@ -17,6 +17,7 @@ from logstore.partition.appender import Appender, tail_of
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
+from logstore.partition.swap import finish_swap
 from logstore.partition.tail import Tail
 from logstore.segment.batches import Chunk
 from logstore.store.ends import TopicEnds
@@ -112,8 +113,10 @@ def _is_all_flushed(store: LogStore, topic: Topic, number: int, tail: PartitionT
 def _append(
     store: LogStore, plan: Plan, topic_plan: TopicPlan, topic: Topic, number: int, known: PartitionTail
 ) -> Tail:
-    state = store.partition_state(topic, number)
     directory = store.layout.partition(topic.partition(number))
+    state = store.partition_state(topic, number)
+    if state.swap is not None:  # a compaction was killed in the middle
+        state = finish_swap(store.fs, directory, store.layout.partition_state(topic.id, number), state)
     config = topic_plan.log_config()
     end = topic_plan.end_offsets[number]
     if state.producers:

@@ -32,6 +32,7 @@ from logstore.partition.checkpoint import (
     write_meta_properties,
     write_partition_metadata,
 )
+from logstore.partition.deletion import sweep_deleted
 from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA, FileKind, file_name
 from logstore.store.ends import TopicEnds, read_ends, write_ends
@@ -351,6 +352,14 @@ class LogStore:
         if tail is not None and tail.tail.base_offset == active.base_offset:
             committed = tail.tail.size_bytes  # appends do not touch the list unless they roll
         return self.active_bytes(topic, number, state) == committed
+
+    def sweep_deleted(self, topic: Topic, number: int, *, now_ms: int) -> list[str]:
+        """Unlink what was replaced or retained and has lain long enough; returns the paths."""
+        directory = self.layout.partition(topic.partition(number))
+        if not self.fs.exists(directory):
+            return []
+        delay_ms = self.log_config(topic).file_delete_delay_ms
+        return sweep_deleted(self.fs, directory, delay_ms=delay_ms, now_ms=now_ms)
 
     def active_bytes(self, topic: Topic, number: int, state: PartitionState) -> int | None:
         """Size of the active segment's file; None when it is missing."""

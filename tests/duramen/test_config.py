@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logstore.config import SETTINGS, store_file_template
+from logstore.config import SETTINGS, TOPIC_SETTINGS, store_file_template
 
 Command = Callable[..., Any]
 
@@ -47,7 +47,7 @@ def test_values_come_with_their_source(duramen: Command, orders: Path) -> None:
     settings = {
         each["name"]: each for each in duramen("describe", "orders", output="json").json["topics"][0]["settings"]
     }
-    assert len(settings) == 24
+    assert len(settings) == len(TOPIC_SETTINGS)
     assert (settings["segment.bytes"]["value"], settings["segment.bytes"]["source"]) == ("1000", "topic override")
     assert settings["retention.ms"] == {
         "name": "retention.ms",

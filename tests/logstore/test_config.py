@@ -100,6 +100,37 @@ TOPIC_ROWS = [
     ("compression.zstd.level", "int", 3, -131072, 22, (), [("compression.zstd.level", 1)]),
     ("file.delete.delay.ms", "long", 60000, 0, None, (), [("log.segment.delete.delay.ms", 1)]),
     ("preallocate", "boolean", False, None, None, (), [("log.preallocate", 1)]),
+    ("duramen.compaction.paused", "boolean", False, None, None, (), [("duramen.compaction.paused", 1)]),
+    (
+        "duramen.compaction.order",
+        "string",
+        "offset",
+        None,
+        None,
+        ("offset", "timestamp", "header"),
+        [("duramen.compaction.order", 1)],
+    ),
+    (
+        "duramen.compaction.version.header",
+        "string",
+        "version",
+        None,
+        None,
+        (),
+        [("duramen.compaction.version.header", 1)],
+    ),
+    ("duramen.compaction.merge.bytes", "int", 0, 0, None, (), [("duramen.compaction.merge.bytes", 1)]),
+    (
+        "duramen.compaction.recompress.type",
+        "string",
+        "producer",
+        None,
+        None,
+        ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        [("duramen.compaction.recompress.type", 1)],
+    ),
+    ("duramen.compaction.recompress.after.ms", "long", 0, 0, None, (), [("duramen.compaction.recompress.after.ms", 1)]),
+    ("duramen.key.ttl.ms", "long", -1, 1, None, (), [("duramen.key.ttl.ms", 1)]),
 ]
 
 # name, kind, default, minimum
@@ -119,10 +150,12 @@ BROKER_ROWS = [
     ("num.recovery.threads.per.data.dir", "int", 2, 1),
     ("producer.id.expiration.ms", "int", 86400000, 1),
     ("log.initial.task.delay.ms", "long", 30000, 0),
+    ("duramen.cleaner.hash", "string", "siphash", None),
+    ("duramen.cleaner.retry.ms", "long", 60000, 0),
 ]
 
 
-def test_table_has_exactly_kafkas_topic_settings() -> None:
+def test_table_has_kafkas_topic_settings_and_ours() -> None:
     found = [
         (
             setting.name,
@@ -138,7 +171,7 @@ def test_table_has_exactly_kafkas_topic_settings() -> None:
     assert found == TOPIC_ROWS
 
 
-def test_table_has_exactly_kafkas_broker_settings() -> None:
+def test_table_has_kafkas_broker_settings_and_ours() -> None:
     found = [(s.name, s.kind.value, s.default, s.minimum) for s in BROKER_SETTINGS.values()]
     assert found == BROKER_ROWS
 

@@ -1,0 +1,372 @@
+"""The job: flush, plan, compact what is due, most urgent first, then retention for every policy, then tidy up.
+
+Partitions are compacted side by side, and so are the groups inside one. A partition that fails is set aside with its
+reason in the ledger and stops neither the others nor its own retention. Several jobs may run on one store at once: who
+finds a partition taken skips it and says so.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from os import PathLike, cpu_count
+from typing import TYPE_CHECKING, Any
+
+from compaction_job.estimate import Estimate, estimate_partition
+from logstore.cleaner.cleaner import Engine, LocalEngine
+from logstore.cleaner.work import Cleaned
+from logstore.config import LogConfig
+from logstore.errors import CleaningAborted, DuramenError
+from logstore.ledger import Ledger
+from logstore.store.committer import Committer
+from logstore.store.compaction import (
+    DONE,
+    FAILED,
+    SKIPPED,
+    Context,
+    PartitionPlan,
+    Run,
+    abandon_runs,
+    budget_of,
+    compact_partition,
+    compacted_partitions,
+    describe_run,
+    failures_of,
+    free_bytes,
+    most_urgent_first,
+    plan_partition,
+    still_set_aside,
+    sweep_runs,
+)
+from logstore.store.maintenance import Retention, retain
+from logstore.store.registry import Topic
+from logstore.store.store import LogStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(slots=True)
+class Progress:
+    """Who wants to see a run at work; every method may be called from several threads."""
+
+    planned: Callable[[Sequence[PartitionPlan]], None] = lambda _plans: None
+    started: Callable[[PartitionPlan], None] = lambda _plan: None
+    #: partition, step (index, rewrite, write), bytes since the last call
+    moved: Callable[[str, str, int], None] = lambda _name, _step, _bytes: None
+    swapped: Callable[[PartitionPlan, Cleaned], None] = lambda _plan, _group: None
+    ended: Callable[[Run], None] = lambda _run: None
+
+
+@dataclass(slots=True)
+class Report:
+    """What a job did. `runs` has one entry for each partition that was looked at."""
+
+    run_name: str
+    engine: str
+    now_ms: int
+    dry_run: bool = False
+    plans: list[PartitionPlan] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    retained: list[Retention] = field(default_factory=list)
+    #: what failed outside of a partition's pass, in words
+    problems: list[str] = field(default_factory=list)
+    #: runs of killed processes that were closed
+    abandoned: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> list[Run]:
+        return [run for run in self.runs if run.result == FAILED]
+
+    @property
+    def done(self) -> list[Run]:
+        return [run for run in self.runs if run.result == DONE]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON, the same for every engine."""
+        return {
+            "run": self.run_name,
+            "engine": self.engine,
+            "now_ms": self.now_ms,
+            "dry_run": self.dry_run,
+            "seconds": round(self.seconds, 3),
+            "runs": [describe_run(run) for run in self.runs],
+            "retained": [
+                {
+                    "topic": each.partition.topic,
+                    "partition": each.partition.partition,
+                    "log_start_offset": each.log_start_offset,
+                    "passes": [
+                        {"policy": one.policy, "segments": len(one.base_offsets), "bytes": one.size_bytes}
+                        for one in each.passes
+                    ],
+                }
+                for each in self.retained
+                if each.passes
+            ],
+            "problems": self.problems,
+            "abandoned": self.abandoned,
+        }
+
+
+def plan(
+    store: str | PathLike[str] | LogStore,
+    *,
+    topics: Sequence[str] | None = None,
+    config: Mapping[str, object] | None = None,
+    force: bool = False,
+    now_ms: int | None = None,
+    estimate: bool = True,
+) -> list[tuple[PartitionPlan, Estimate | None]]:
+    """For each partition why it is due, why not, or when next; with an estimate of what would go. Changes nothing.
+
+    `config` overrules settings of the topics: what if? Raises UnknownTopic, UnknownConfig, InvalidConfig.
+    """
+    with _opened(store) as opened:
+        now = opened.clock.now_ms() if now_ms is None else now_ms
+        failures = still_set_aside(failures_of(opened, _ledger(opened)), now)
+        result: list[tuple[PartitionPlan, Estimate | None]] = []
+        for topic, number in _chosen(opened, topics, config):
+            settings = _what_if(opened, topic, config)
+            found = plan_partition(
+                opened,
+                topic,
+                number,
+                now_ms=now,
+                config=settings,
+                force=force,
+                failures=failures,
+                threads=_threads(opened),
+                free_bytes=free_bytes(opened),
+            )
+            guess = None
+            if estimate and found.cleanable.due is not None:
+                guess = estimate_partition(opened, topic, number, found, config=settings, now_ms=now)
+            result.append((found, guess))
+        return result
+
+
+def _what_if(store: LogStore, topic: Topic, config: Mapping[str, object] | None) -> LogConfig:
+    if not config:
+        return store.log_config(topic)
+    return LogConfig.from_resolved(store.resolve({**topic.configs, **config}))
+
+
+def _chosen(
+    store: LogStore, topics: Sequence[str] | None, config: Mapping[str, object] | None = None
+) -> list[tuple[Topic, int]]:
+    if topics is None and config and "compact" in str(config.get("cleanup.policy", "")):
+        return [(topic, number) for topic in store.topics() for number in range(topic.partitions)]
+    if config and topics is not None:
+        return [(topic, number) for topic in map(store.topic, topics) for number in range(topic.partitions)]
+    return list(compacted_partitions(store, topics))
+
+
+def compact(
+    spark: SparkSession | None = None,
+    store: str | PathLike[str] | LogStore = "",
+    *,
+    topics: Sequence[str] | None = None,
+    partitions: Sequence[int] | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+    roll_active: bool = False,
+    now_ms: int | None = None,
+    threads: int | None = None,
+    run_name: str | None = None,
+    airflow_run_id: str | None = None,
+    retention: bool = True,
+    scheduled: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Report:
+    """Compact all partitions that are due; without `spark` in this process alone.
+
+    `force` ignores the dirty ratio, never min.compaction.lag.ms; `roll_active` closes active segments first. With
+    `scheduled`, log.cleaner.enable=false leaves compaction out. The same `airflow_run_id` again does nothing twice.
+    Raises UnknownTopic, NotCompacted, InvalidConfig; what goes wrong with one partition is in the report.
+    """
+    progress = progress or Progress()
+    with _opened(store) as opened:
+        began = time.monotonic()
+        now = opened.clock.now_ms() if now_ms is None else now_ms
+        name = run_name or uuid.uuid4().hex
+        report = Report(name, "local" if spark is None else "spark", now, dry_run)
+        chosen = [each for each in _chosen(opened, topics) if partitions is None or each[1] in partitions]
+        if scheduled and not opened.broker_config.log_cleaner_enable:
+            chosen = []
+        ledger = _ledger(opened)
+        if not dry_run:
+            _prepare(opened, topics, ledger, report)
+        failures = failures_of(opened, ledger)
+        aside = {} if force else still_set_aside(failures, now)
+        at_once = max(threads or _threads(opened), 1)
+        plans = _plans(opened, chosen, now, force, aside, at_once, report)
+        report.plans = plans
+        progress.planned(plans)
+        if dry_run:
+            report.runs = [Run(each, SKIPPED, f"dry run; {each.why}") for each in plans]
+        else:
+            done_before = _done_before(ledger, airflow_run_id)
+            wanted = [each for each in plans if (each.topic_id, each.partition) not in done_before]
+            report.runs = [
+                Run(each, SKIPPED, "done already under this Airflow run id")
+                for each in plans
+                if (each.topic_id, each.partition) in done_before
+            ]
+            side_by_side = max(min(at_once, sum(_may_run(each, roll_active) for each in wanted)), 1)
+            inside = max(at_once // side_by_side, 1)
+            context = Context(
+                store=opened,
+                ledger=ledger,
+                engine=_engines(opened, spark, inside, progress, stopping),
+                engine_name=report.engine,
+                now_ms=now,
+                budget=budget_of(opened).divided(side_by_side),
+                run_name=name,
+                force=force,
+                roll_active=roll_active,
+                threads=inside,
+                airflow_run_id=airflow_run_id,
+                failures=aside,
+                stopping=stopping,
+                started=progress.started,
+                swapped=progress.swapped,
+            )
+            report.runs += _run_all(context, opened, wanted, side_by_side, progress)
+            if retention:
+                _retain(opened, topics, partitions, now, report)
+            sweep_runs(opened)
+        report.seconds = time.monotonic() - began
+        return report
+
+
+def _may_run(each: PartitionPlan, roll_active: bool) -> bool:
+    return each.is_due or (roll_active and each.compacted and not each.paused)
+
+
+def _prepare(store: LogStore, topics: Sequence[str] | None, ledger: Ledger, report: Report) -> None:
+    """Settle and flush first: only what is committed and durable is compacted or deleted. Killed runs are closed."""
+    report.abandoned = abandon_runs(ledger, store)
+    sweep_runs(store)
+    committer = Committer(store)
+    for topic in store.topics() if topics is None else map(store.topic, topics):
+        try:
+            committer.flush(topic)
+        except DuramenError as error:
+            report.problems.append(f"{topic.name} could not be flushed first: {error}")
+
+
+def _plans(
+    store: LogStore,
+    chosen: Sequence[tuple[Topic, int]],
+    now_ms: int,
+    force: bool,
+    aside: Mapping[tuple[str, int], Any],
+    threads: int,
+    report: Report,
+) -> list[PartitionPlan]:
+    plans = []
+    for topic, number in chosen:
+        try:
+            plans.append(
+                plan_partition(
+                    store,
+                    topic,
+                    number,
+                    now_ms=now_ms,
+                    force=force,
+                    failures=aside,
+                    threads=threads,
+                    free_bytes=free_bytes(store),
+                )
+            )
+        except DuramenError as error:
+            report.problems.append(f"{topic.name}-{number} could not be planned: {error}")
+    return most_urgent_first(plans)
+
+
+def _run_all(
+    context: Context, store: LogStore, plans: Sequence[PartitionPlan], side_by_side: int, progress: Progress
+) -> list[Run]:
+    def run_one(each: PartitionPlan) -> Run:
+        try:
+            topic = store.topic(each.topic)
+            run = compact_partition(context, topic, each.partition)
+        except DuramenError as error:
+            run = Run(each, FAILED, str(error), error=error)
+        progress.ended(run)
+        return run
+
+    if side_by_side == 1:
+        return [run_one(each) for each in plans]
+    with ThreadPoolExecutor(side_by_side) as pool:
+        return list(pool.map(run_one, plans))
+
+
+def _engines(
+    store: LogStore,
+    spark: SparkSession | None,
+    threads: int,
+    progress: Progress,
+    stopping: Callable[[], bool],
+) -> Callable[[PartitionPlan], Engine]:
+    def engine(each: PartitionPlan) -> Engine:
+        def moved(step: str, size: int) -> None:
+            progress.moved(each.name, step, size)
+            if stopping():
+                raise CleaningAborted("the run was told to stop")
+
+        if spark is None:
+            return LocalEngine(store.fs, threads=max(min(threads, each.groups_at_once), 1), progress=moved)
+        from compaction_job.spark_engine import SparkEngine
+
+        return SparkEngine(spark, store.path, groups_at_once=each.groups_at_once, progress=moved)
+
+    return engine
+
+
+def _retain(
+    store: LogStore, topics: Sequence[str] | None, partitions: Sequence[int] | None, now_ms: int, report: Report
+) -> None:
+    """Retention of every policy, also of partitions whose compaction failed."""
+    named = store.topics() if topics is None else [store.topic(name) for name in topics]
+    for topic in named:
+        for number in range(topic.partitions):
+            if partitions is not None and number not in partitions:
+                continue
+            try:
+                if retain(store, topic, number, now_ms=now_ms, dry_run=True).passes:
+                    report.retained.append(retain(store, topic, number, now_ms=now_ms))
+                else:
+                    store.sweep_deleted(topic, number, now_ms=now_ms)
+            except DuramenError as error:
+                report.problems.append(f"retention of {topic.name}-{number}: {error}")
+
+
+def _done_before(ledger: Ledger, airflow_run_id: str | None) -> set[tuple[str, int]]:
+    if airflow_run_id is None:
+        return set()
+    return {
+        (run.topic_id or "", run.partition or 0)
+        for run in ledger.runs()
+        if run.airflow_run_id == airflow_run_id and run.result == DONE
+    }
+
+
+def _threads(store: LogStore) -> int:
+    configured = store.broker_config.log_cleaner_threads
+    return configured if configured > 1 else max(cpu_count() or 1, 1)
+
+
+def _ledger(store: LogStore) -> Ledger:
+    return Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+
+
+def _opened(store: str | PathLike[str] | LogStore) -> AbstractContextManager[LogStore]:
+    return nullcontext(store) if isinstance(store, LogStore) else LogStore(store)

@@ -1,0 +1,87 @@
+"""The work of a pass as Spark tasks: ranges are indexed side by side, one task merges the maps, groups are rewritten in
+waves. Only counts come back to the driver, which swaps each wave in before it starts the next.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from compaction_job.tasks import REPORT_SCHEMA, Part, Task, index_task, merge_task, rewrite_task, run_tasks
+from logstore.cleaner.cleaner import Groups
+from logstore.cleaner.index import Progress, no_progress, split_by_bytes
+from logstore.cleaner.work import Cleaned, Indexed, PassWork
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_RANGE_BYTES_MIN = 64 << 20  # a range smaller than this is not worth a task of its own
+
+
+class SparkEngine:
+    """One pass; `groups_at_once` is how many outputs may lie in staging before they are swapped in."""
+
+    def __init__(
+        self, spark: SparkSession, store: str, *, groups_at_once: int = 1, progress: Progress = no_progress
+    ) -> None:
+        self._spark = spark
+        self._store = store
+        self._groups_at_once = groups_at_once
+        self._progress = progress
+        self._part: Part | None = None
+
+    def index(self, work: PassWork, folder: str) -> Indexed:
+        dirty = work.dirty
+        count = min(self._cores(), max(sum(s.size_bytes for s in dirty) // _RANGE_BYTES_MIN, 1))
+        ranges = [dirty] if work.has_producers else split_by_bytes(dirty, count)
+        share = None if len(ranges) == 1 else max(work.map_settings.keys_max // len(ranges), 1)
+        parts: list[Part] = self._run(
+            lambda number: index_task(work, folder, ranges, number, keys_max=share), len(ranges)
+        )
+        self._part = parts[0]
+        if len(parts) > 1:
+            if parts[0].indexed.is_full:  # its share was too small: in order, then
+                ranges = [dirty]
+                parts = self._run(lambda number: index_task(work, folder, ranges, number, keys_max=None), 1)
+                self._part = parts[0]
+            else:
+                self._part = self._run(lambda number: merge_task(work, folder, ranges, parts, number), 1)[0]
+                for each in parts:
+                    if each.path != self._part.path:
+                        os.unlink(each.path)
+        self._progress("index", self._part.indexed.read_bytes)
+        return self._part.indexed
+
+    def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
+        assert self._part is not None
+        part = replace(self._part, indexed=indexed)
+        if work.has_producers:  # what a transaction left in one group matters in the next
+            waves = [[list(groups)]] if groups else []
+        else:
+            at_once = max(self._groups_at_once, 1)
+            waves = [[[group] for group in groups[at : at + at_once]] for at in range(0, len(groups), at_once)]
+        for wave in waves:
+            task = partial(rewrite_task, work, folder, part, wave)
+            for cleaned in self._run(task, len(wave)):
+                for done in cleaned:
+                    self._progress("rewrite", done.read_bytes)
+                    yield done
+
+    def _run(self, task: Task, count: int) -> list[Any]:
+        """The reports of `count` tasks in order; raises the first error among them."""
+        frame = self._spark.range(0, count, 1, count).mapInArrow(run_tasks(task), REPORT_SCHEMA)
+        reports = {row.number: pickle.loads(bytes(row.report)) for row in frame.collect()}
+        for number in range(count):
+            if isinstance(reports[number], Exception):
+                raise reports[number]
+        return [reports[number] for number in range(count)]
+
+    def _cores(self) -> int:
+        try:
+            return max(self._spark.sparkContext.defaultParallelism, 1)
+        except Exception:  # Spark Connect has no context
+            return 2

@@ -1,0 +1,294 @@
+"""One pass of compaction over one partition: the map, then the groups, each swapped in as soon as it is done.
+
+Groups are rewritten side by side, but swapped in the order of the log, and a failed one ends the pass: a tombstone may
+go only once every older group is in, or a deleted key comes back. The first dirty offset moves when all are in. Whoever
+calls holds the partition's maintenance lock; the partition lock is taken here, for each swap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
+from logstore.cleaner.filter import TOMBSTONE, LastRecord
+from logstore.cleaner.grouping import SourceSegment, group_segments
+from logstore.cleaner.index import Progress, build_map, no_progress
+from logstore.cleaner.rewrite import GroupWriter
+from logstore.cleaner.throttle import Throttle
+from logstore.cleaner.work import Cleaned, CleaningOptions, Indexed, PassReport, PassWork
+from logstore.config import LogConfig
+from logstore.errors import CorruptState, SegmentsChanged
+from logstore.files import FileSystem
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.partition.state import PartitionState, SegmentEntry, read_state, write_state
+from logstore.partition.swap import finish_swap, swap_in
+from logstore.segment.names import FileKind, file_name
+from logstore.topic import TopicPartition
+
+Groups = Sequence[tuple[SourceSegment, ...]]
+
+
+class Engine(Protocol):
+    """Who does the work of a pass: this process, or tasks elsewhere."""
+
+    def index(self, work: PassWork, folder: str) -> Indexed:
+        """Build the map, and keep it for `rewrite`."""
+
+    def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
+        """The groups in the order of the log; outputs lie in `folder`. Raises at the first that failed."""
+
+
+class LocalEngine:
+    """This process, with threads: the kernels and codecs do not hold the interpreter."""
+
+    def __init__(self, fs: FileSystem, *, threads: int = 1, progress: Progress = no_progress) -> None:
+        self._fs = fs
+        self._threads = threads
+        self._progress = progress
+        self._map: DedupeMap | None = None
+        self._throttle = Throttle(float("inf"))
+
+    def index(self, work: PassWork, folder: str) -> Indexed:
+        self._throttle = Throttle(work.bytes_per_second)
+        with ThreadPoolExecutor(self._threads) as pool:
+            self._map, indexed = build_map(
+                self._fs, work, pool=pool, threads=self._threads, throttle=self._throttle, progress=self._progress
+            )
+        return indexed
+
+    def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
+        assert self._map is not None
+        writer = GroupWriter(
+            self._fs, work, indexed, self._map, folder, throttle=self._throttle, progress=self._progress
+        )
+        if work.has_producers or self._threads == 1:
+            yield from map(writer.clean, groups)
+            return
+        with ThreadPoolExecutor(self._threads) as pool:
+            waiting: list[Future[Cleaned]] = []
+            try:
+                for group in groups:  # no more under way than there are threads: each takes disk space
+                    if len(waiting) > self._threads:
+                        yield waiting.pop(0).result()
+                    waiting.append(pool.submit(writer.clean, group))
+                while waiting:
+                    yield waiting.pop(0).result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+
+def plan_pass(
+    fs: FileSystem,
+    directory: str,
+    state: PartitionState,
+    *,
+    partition: TopicPartition,
+    config: LogConfig,
+    first_uncleanable_offset: int,
+    now_ms: int,
+    map_settings: MapSettings,
+    producers: Mapping[int, LastRecord],
+    options: CleaningOptions = CleaningOptions(),  # noqa: B008 (frozen)
+    bytes_per_second: float = float("inf"),
+    limits: Limits = DEFAULT_LIMITS,
+) -> PassWork:
+    """Everything a pass over the log as it is now needs to know."""
+    bases = tuple(entry.base_offset for entry in state.segments)
+    return PassWork(
+        directory=directory,
+        partition=partition,
+        segments=tuple(
+            SourceSegment(
+                entry.base_offset,
+                entry.size_bytes,
+                _size(fs, directory, entry.base_offset, FileKind.INDEX),
+                _size(fs, directory, entry.base_offset, FileKind.TIME_INDEX),
+            )
+            for entry in state.segments[:-1]
+            if entry.base_offset < first_uncleanable_offset
+        ),
+        bases=bases,
+        first_dirty_offset=max(state.first_dirty_offset, state.log_start_offset),
+        first_uncleanable_offset=first_uncleanable_offset,
+        now_ms=now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        segment_bytes=config.segment_bytes,
+        segment_index_bytes=config.segment_index_bytes,
+        index_interval_bytes=config.index_interval_bytes,
+        map_settings=map_settings,
+        last_records=dict(producers),
+        has_producers=state.producers,
+        options=options,
+        limits=limits,
+        bytes_per_second=bytes_per_second,
+    )
+
+
+def _size(fs: FileSystem, directory: str, base_offset: int, kind: FileKind) -> int:
+    path = os.path.join(directory, file_name(base_offset, kind))
+    return fs.stat(path).size_bytes if fs.exists(path) else 0
+
+
+def run_pass(
+    fs: FileSystem,
+    work: PassWork,
+    *,
+    engine: Engine,
+    state_path: str,
+    folder: str,
+    locked: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    swapped: Callable[[Cleaned], None] = lambda _: None,
+) -> PassReport:
+    """Clean the partition; returns the receipt. Raises what stopped it: groups swapped in by then stay.
+
+    `folder` is the run's own, and exists. `swapped` is told each group once it is in.
+    """
+    began = time.monotonic()
+    settings = work.map_settings
+    indexed = engine.index(work, folder)
+    sources = [source for source in work.segments if source.base_offset < indexed.end_offset]
+    groups = group_segments(
+        sources,
+        segment_bytes=work.segment_bytes,
+        segment_index_bytes=work.segment_index_bytes,
+        first_uncleanable_offset=work.first_uncleanable_offset,
+    )
+    report = PassReport(
+        partition=work.partition,
+        first_dirty_offset=work.first_dirty_offset,
+        end_offset=indexed.end_offset,
+        first_uncleanable_offset=work.first_uncleanable_offset,
+        groups=len(groups),
+        before_bytes=sum(source.size_bytes for source in sources),
+        segments_before=len(sources),
+        read_bytes=indexed.read_bytes,
+        map_keys=indexed.keys,
+        map_keys_max=settings.keys_max,
+        map_full=indexed.is_full,
+        index_seconds=indexed.seconds,
+    )
+    cleaned: list[Cleaned] = []
+    for done in engine.rewrite(work, indexed, groups, folder):
+        if done.changed:
+            with locked():
+                _install(fs, work, state_path, folder, done)
+        cleaned.append(done)
+        _tally(report, done)
+        swapped(done)
+    report.segments_after = len(cleaned)
+    report.cleaned = tuple(cleaned)
+    report.workers = tuple(sorted({done.worker for done in cleaned}))
+    if indexed.is_full:
+        report.map_buffer_wanted = wanted_buffer(work, indexed)
+    with locked():
+        state = _state(fs, work, state_path)
+        horizon = report.next_horizon_ms
+        write_state(
+            fs,
+            state_path,
+            replace(
+                state,
+                generation=state.generation + 1,
+                first_dirty_offset=max(indexed.end_offset, state.log_start_offset),
+                next_horizon_ms=-1 if horizon is None else horizon,
+            ),
+        )
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def wanted_buffer(work: PassWork, indexed: Indexed) -> int:
+    """The buffer that would hold the keys of everything that is dirty, if the rest is like what was read."""
+    span = max(indexed.end_offset - work.first_dirty_offset, 1)
+    keys = indexed.keys * (work.first_uncleanable_offset - work.first_dirty_offset) / span
+    return work.map_settings.buffer_for(int(keys))
+
+
+def _install(fs: FileSystem, work: PassWork, state_path: str, folder: str, done: Cleaned) -> None:
+    state = _state(fs, work, state_path)
+    sizes = {entry.base_offset: entry.size_bytes for entry in state.segments}
+    for source in done.sources:
+        if sizes.get(source.base_offset) != source.size_bytes:
+            raise SegmentsChanged(
+                f"segment {source.base_offset} is not what it was when its group was read",
+                partition=work.partition,
+                hint="The next pass takes it as it is now",
+            )
+    swap_in(
+        fs,
+        work.directory,
+        state_path,
+        state,
+        folder=done.folder or folder,
+        new=SegmentEntry(done.base_offset, done.size_bytes, done.largest_timestamp_ms),
+        old_bases=[source.base_offset for source in done.sources],
+        dropped_tombstones=done.counts.removed.get(TOMBSTONE, 0),
+    )
+
+
+def _state(fs: FileSystem, work: PassWork, state_path: str) -> PartitionState:
+    state = read_state(fs, state_path, limits=work.limits)
+    if state is None:
+        raise CorruptState("the partition's state file is gone", file=state_path, partition=work.partition)
+    return finish_swap(fs, work.directory, state_path, state)
+
+
+def _tally(report: PassReport, done: Cleaned) -> None:
+    report.counts.add(done.counts)
+    report.read_bytes += done.read_bytes
+    report.written_bytes += done.written_bytes
+    report.after_bytes += done.size_bytes
+    report.groups_changed += done.changed
+
+
+def clean_partition(
+    fs: FileSystem,
+    directory: str,
+    *,
+    partition: TopicPartition,
+    config: LogConfig,
+    state_path: str,
+    first_uncleanable_offset: int,
+    now_ms: int,
+    map_settings: MapSettings,
+    producers: Mapping[int, LastRecord],
+    threads: int = 1,
+    folder: str | None = None,
+    options: CleaningOptions = CleaningOptions(),  # noqa: B008 (frozen)
+    limits: Limits = DEFAULT_LIMITS,
+) -> PassReport:
+    """A pass over a log nobody else uses, by this process."""
+    state = read_state(fs, state_path, limits=limits)
+    if state is None:
+        raise CorruptState("the partition has no state file", file=state_path, partition=partition)
+    state = finish_swap(fs, directory, state_path, state)
+    work = plan_pass(
+        fs,
+        directory,
+        state,
+        partition=partition,
+        config=config,
+        first_uncleanable_offset=first_uncleanable_offset,
+        now_ms=now_ms,
+        map_settings=map_settings,
+        producers=producers,
+        options=options,
+        limits=limits,
+    )
+    folder = folder or directory + ".cleaning"
+    fs.mkdir(folder)
+    try:
+        return run_pass(fs, work, engine=LocalEngine(fs, threads=threads), state_path=state_path, folder=folder)
+    finally:
+        with contextlib.suppress(OSError):
+            for name in fs.listdir(folder):
+                fs.unlink(os.path.join(folder, name))
+            fs.rmdir(folder)

@@ -1,0 +1,297 @@
+"""Key to last offset for one pass of compaction: 24 bytes an entry, within a budget.
+
+Keys are not stored but 128 bits of hash: keyed by a secret of the run, so that nobody can make two keys collide, or
+MD5 as in Kafka. It is full when its budget's share of slots is used, and then says which record it did not take. The
+memory grows with the keys up to the budget. A finished map can be saved, and mapped read-only by other processes.
+
+With another order than that of offsets (see `marks`) an entry has 32 bytes, and the greater version wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from logstore.errors import CorruptBatch, CorruptState, InvalidConfig
+from logstore.files import FileSystem
+from logstore.records import slots
+from logstore.records.codes import EXPLAINED, FULL, OK
+from logstore.records.marks import ORDER_OFFSET, Marks
+from logstore.records.native import address_of, kernels
+from logstore.records.offset_map import new_secret
+from logstore.records.table import BASE_OFFSET, COUNT, POSITION, SKIP, BatchTable
+
+_SCRATCH_BYTES = 64 * 48 + 128
+_SLOTS_MIN = 1 << 16
+_GROWTH = 4
+_ROOM = 0.7  # while it can grow; beyond that looking for a key takes many steps
+_MAGIC = b"duramen-map-1\n"
+_SAVE_BYTES = 8 << 20
+
+SIPHASH = "siphash"
+MD5 = "md5"
+
+
+@dataclass(frozen=True, slots=True)
+class MapSettings:
+    """`buffer_bytes` and `load_factor` are log.cleaner.dedupe.buffer.size and log.cleaner.io.buffer.load.factor."""
+
+    buffer_bytes: int = 128 << 20
+    load_factor: float = 0.9
+    algorithm: str = SIPHASH
+    secret: tuple[int, int] = field(default_factory=new_secret)
+    order: int = ORDER_OFFSET
+    header: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.keys_max < 1:
+            raise InvalidConfig(
+                f"log.cleaner.dedupe.buffer.size = {self.buffer_bytes} with a load factor of {self.load_factor} "
+                "has no room for a single key",
+                hint=f"An entry takes {self.entry_bytes} bytes; give it at least 1 MiB",
+            )
+
+    @property
+    def entry_bytes(self) -> int:
+        return 24 if self.order == ORDER_OFFSET else 32
+
+    @property
+    def keys_max(self) -> int:
+        """Keys a pass can know; Kafka's reckoning."""
+        return int(self.buffer_bytes // self.entry_bytes * self.load_factor)
+
+    def buffer_for(self, keys: int) -> int:
+        """The buffer that would hold so many keys."""
+        return int(keys / self.load_factor + 1) * self.entry_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """`stopped_at` is the record that found the map full, `last_offset` the last one taken before it, or -1."""
+
+    records: int
+    keyless: int
+    stopped_at: int | None = None
+    last_offset: int = -1
+
+
+@dataclass(slots=True)
+class Judged:
+    superseded: int = 0
+    keyless: int = 0
+    tombstones: int = 0
+    nulled: int = 0
+
+
+class DedupeMap:
+    """Not for several threads at once, but for `judge`: give each its own `view`."""
+
+    def __init__(self, settings: MapSettings, *, keys_max: int | None = None) -> None:
+        self.settings = settings
+        self.keys_max = settings.keys_max if keys_max is None else min(keys_max, settings.keys_max)
+        #: one slot more than Kafka has, so that there is always an empty one
+        self._slots_max = settings.buffer_bytes // settings.entry_bytes + 1
+        self._scratch = np.empty(_SCRATCH_BYTES, dtype=np.uint8)
+        self._block = np.zeros(slots.K_SLOTS, dtype=np.int64)
+        self._header = np.frombuffer(settings.header or b"\0", dtype=np.uint8)
+        self._set_memory(self._new_memory(min(_SLOTS_MIN, self._slots_max)))
+
+    def _new_memory(self, slot_count: int) -> npt.NDArray[np.uint8]:
+        return np.zeros(slot_count * self.settings.entry_bytes, dtype=np.uint8)
+
+    def _set_memory(self, memory: npt.NDArray[np.uint8]) -> None:
+        settings, block = self.settings, self._block
+        self._memory = memory
+        self.slots = len(memory) // settings.entry_bytes
+        block[slots.K_MAP] = address_of(memory)
+        block[slots.K_MAP_SLOTS] = self.slots
+        block[slots.K_SLOT_BYTES] = settings.entry_bytes
+        block[slots.K_LIMIT] = self.keys_max
+        whole = self.slots >= self._slots_max
+        block[slots.K_ROOM] = self.keys_max if whole else min(self.keys_max, int(self.slots * _ROOM))
+        block[slots.K_SECRET_0], block[slots.K_SECRET_1] = settings.secret
+        block[slots.K_MD5] = settings.algorithm == MD5
+        block[slots.K_SCRATCH] = address_of(self._scratch)
+        block[slots.K_ORDER] = settings.order
+        block[slots.K_HEADER] = address_of(self._header)
+        block[slots.K_HEADER_SIZE] = len(settings.header)
+
+    @property
+    def used(self) -> int:
+        return int(self._block[slots.K_USED])
+
+    @property
+    def is_full(self) -> bool:
+        return self.used >= self.keys_max
+
+    def _grow(self) -> bool:
+        """More memory with the same entries; False when the budget is spent."""
+        if self.slots >= self._slots_max:
+            return False
+        old, old_slots, used = self._memory, self.slots, self.used
+        self._set_memory(self._new_memory(min(self.slots * _GROWTH, self._slots_max)))
+        self._block[slots.K_USED] = 0
+        code = kernels().merge_maps(address_of(old), old_slots, address_of(self._block))
+        assert code == OK
+        assert self.used == used
+        return True
+
+    # --- filling ----------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        table: BatchTable,
+        first: int,
+        last: int,
+        *,
+        min_offset: int,
+        only_known: bool = False,
+        file: str | None = None,
+        base_position: int = 0,
+    ) -> Put:
+        """Take the keys of opened batches [first, last) from `min_offset` on. Raises CorruptBatch.
+
+        With `only_known` no key is added: records of older segments compete with those in the map.
+        """
+        block = self._block
+        block[slots.K_ONLY_KNOWN] = only_known
+        records = keyless = 0
+        block[slots.K_LAST_OFFSET] = -1
+        while True:
+            block[slots.K_MIN_OFFSET] = min_offset
+            code = kernels().index_keys(address_of(table), first, last, address_of(block))
+            if code == OK:
+                return Put(records + int(block[slots.K_RECORDS]), keyless + int(block[slots.K_KEYLESS]))
+            if code != FULL:
+                raise self._corrupt(table, code, file, base_position)
+            stopped_at = int(block[slots.K_STOP_OFFSET])
+            if self.is_full or not self._grow():
+                return Put(records, keyless, stopped_at, int(block[slots.K_LAST_OFFSET]))
+            # What came before it is in. Counts of records would count some twice, so they are made good here.
+            before = _records_before(table, first, last, min_offset, stopped_at)
+            records += before
+            min_offset = stopped_at
+
+    def merge(self, other: DedupeMap) -> bool:
+        """Take all entries of another map, the greater winning; False, and nothing done, when they might not fit."""
+        if self.used + other.used > self.keys_max:
+            return False
+        while self.used + other.used > int(self._block[slots.K_ROOM]) and self._grow():
+            pass
+        code = kernels().merge_maps(address_of(other._memory), other.slots, address_of(self._block))
+        assert code == OK
+        return True
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def view(self) -> DedupeMap:
+        """The same map for another thread."""
+        twin = object.__new__(DedupeMap)
+        twin.settings, twin.keys_max, twin._slots_max = self.settings, self.keys_max, self._slots_max
+        twin._scratch = np.empty(_SCRATCH_BYTES, dtype=np.uint8)
+        twin._block = self._block.copy()
+        twin._header = self._header
+        twin._memory, twin.slots = self._memory, self.slots
+        twin._block[slots.K_SCRATCH] = address_of(twin._scratch)
+        return twin
+
+    def judge(
+        self,
+        table: BatchTable,
+        first: int,
+        last: int,
+        marks: Marks,
+        *,
+        max_offset: int,
+        now_ms: int,
+        keep_legacy_tombstones: bool,
+        expired_before_ms: int = 0,
+        file: str | None = None,
+        base_position: int = 0,
+    ) -> tuple[npt.NDArray[np.uint8], Judged]:
+        """A byte for each record of opened batches [first, last) that are not skipped, and why records go.
+
+        `marks` get the counts of each batch. Raises CorruptBatch.
+        """
+        live = table[first:last, SKIP] == 0
+        keep = np.empty(max(int(table[first:last, COUNT][live].sum()), 1), dtype=np.uint8)
+        block = self._block
+        block[slots.K_MAX_OFFSET] = max_offset
+        block[slots.K_NOW_MS] = now_ms
+        block[slots.K_KEEP_LEGACY_TOMBSTONES] = keep_legacy_tombstones
+        block[slots.K_EXPIRED_BEFORE] = expired_before_ms
+        block[slots.K_MARKS] = address_of(marks)
+        block[slots.K_KEEP] = address_of(keep)
+        for slot in (slots.K_KEYLESS, slots.K_SUPERSEDED, slots.K_TOMBSTONES, slots.K_NULLED):
+            block[slot] = 0
+        code = kernels().judge(address_of(table), first, last, address_of(block))
+        if code != OK:
+            raise self._corrupt(table, code, file, base_position)
+        return keep, Judged(
+            int(block[slots.K_SUPERSEDED]),
+            int(block[slots.K_KEYLESS]),
+            int(block[slots.K_TOMBSTONES]),
+            int(block[slots.K_NULLED]),
+        )
+
+    def _corrupt(self, table: BatchTable, code: int, file: str | None, base_position: int) -> CorruptBatch:
+        blamed = table[int(self._block[slots.K_BATCH])]
+        return CorruptBatch(
+            EXPLAINED[code],
+            file=file,
+            position=base_position + int(blamed[POSITION]),
+            offset=int(blamed[BASE_OFFSET]),
+        )
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def save(self, fs: FileSystem, path: str) -> None:
+        """Write the map whole; it is not durable, since a run that is killed makes it anew."""
+        head = {"slots": self.slots, "used": self.used, "keys_max": self.keys_max, "crc": crc32c(self._memory.data)}
+        text = json.dumps(head).encode()
+        prefix = _MAGIC + struct.pack("<I", len(text)) + text
+        prefix += bytes(-len(prefix) % 64)
+        file = fs.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(prefix, 0)
+            for at in range(0, len(self._memory), _SAVE_BYTES):
+                file.pwrite(self._memory[at : at + _SAVE_BYTES].data, len(prefix) + at)
+        finally:
+            file.close()
+
+    @classmethod
+    def load(cls, path: str, settings: MapSettings) -> DedupeMap:
+        """A saved map, mapped read-only. Raises CorruptState."""
+        try:
+            data = np.memmap(path, dtype=np.uint8, mode="r")
+            begin = len(_MAGIC) + 4
+            (size,) = struct.unpack("<I", data[len(_MAGIC) : begin].tobytes())
+            head = json.loads(data[begin : begin + size].tobytes())
+            begin += size
+            memory = data[begin + -begin % 64 :]
+            if data[: len(_MAGIC)].tobytes() != _MAGIC or len(memory) != head["slots"] * settings.entry_bytes:
+                raise ValueError("not a map")
+            if crc32c(memory.data) != head["crc"]:
+                raise ValueError("the checksum does not match")
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise CorruptState(f"damaged offset map: {error}", file=os.fspath(path)) from None
+        loaded = cls(settings, keys_max=head["keys_max"])
+        loaded._set_memory(memory)
+        loaded._block[slots.K_USED] = head["used"]
+        return loaded
+
+
+def _records_before(table: BatchTable, first: int, last: int, min_offset: int, offset: int) -> int:
+    """About how many records lie in [min_offset, offset); exact for batches without gaps."""
+    rows = table[first:last]
+    live = rows[:, SKIP] == 0
+    begins = np.maximum(rows[live, BASE_OFFSET], min_offset)
+    ends = np.minimum(rows[live, BASE_OFFSET] + rows[live, COUNT], offset)
+    return int(np.maximum(ends - begins, 0).sum())

@@ -1,0 +1,284 @@
+"""Building the offset map of a pass: the keys of all dirty records, read in order.
+
+Ranges of segments can be indexed side by side and merged; when the keys do not fit, the pass ends where reading them
+one after the other would have ended, and everything behind is left for the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import numpy as np
+
+from logstore.cleaner.dedupe_map import DedupeMap
+from logstore.cleaner.grouping import SourceSegment
+from logstore.cleaner.throttle import UNTHROTTLED, Throttle
+from logstore.cleaner.transactions import Transactions
+from logstore.cleaner.work import Indexed, PassWork
+from logstore.files import FileSystem
+from logstore.records.control import ControlType, parse_control_record
+from logstore.records.decoder import Decoder
+from logstore.records.marks import ORDER_OFFSET
+from logstore.records.table import (
+    ATTRIBUTES,
+    CONTROL_BIT,
+    LAST_OFFSET,
+    MAGIC,
+    PRODUCER_ID,
+    SKIP,
+    TRANSACTIONAL_BIT,
+    BatchTable,
+)
+from logstore.segment.batches import Chunk
+from logstore.segment.segment import LogSegment
+from logstore.segment.txn_index import AbortedTransaction
+
+Progress = Callable[[str, int], None]
+"""Called with the step and the bytes done since the last call; may raise to end the pass."""
+
+
+def no_progress(step: str, size_bytes: int) -> None:
+    pass
+
+
+def open_source(fs: FileSystem, work: PassWork, base_offset: int) -> LogSegment:
+    """A segment of the log, read-only."""
+    return LogSegment(
+        fs,
+        work.directory,
+        base_offset,
+        index_interval_bytes=work.index_interval_bytes,
+        index_bytes=work.segment_index_bytes,
+        limits=work.limits,
+    )
+
+
+def aborted_between(fs: FileSystem, work: PassWork, start: int, end: int) -> list[AbortedTransaction]:
+    """Aborted transactions that overlap [start, end), from the indexes of the segments from `start` on."""
+    found: list[AbortedTransaction] = []
+    if not work.has_producers:
+        return found
+    at = max(int(np.searchsorted(np.array(work.bases), start, side="right")) - 1, 0)
+    for base in work.bases[at:]:
+        segment = open_source(fs, work, base)
+        try:
+            entries, complete = segment.txn_index.collect_aborted(start, end)
+        finally:
+            segment.close(clean=False)
+        found += entries
+        if complete:
+            break
+    return found
+
+
+def build_map(
+    fs: FileSystem,
+    work: PassWork,
+    *,
+    pool: Executor | None = None,
+    threads: int = 1,
+    throttle: Throttle = UNTHROTTLED,
+    progress: Progress = no_progress,
+) -> tuple[DedupeMap, Indexed]:
+    """The map of all keys from the first dirty offset on, as far as it reaches. Raises CorruptBatch, CorruptIndex."""
+    began = time.monotonic()
+    dirty = work.dirty
+    ranges = split_by_bytes(dirty, threads) if threads > 1 and not work.has_producers else [dirty]
+    offset_map, indexed = DedupeMap(work.map_settings), nothing_indexed(work)
+    if len(ranges) == 1 or pool is None:
+        indexed = index_range(fs, work, offset_map, dirty, throttle=throttle, progress=progress)
+    else:
+        share = work.map_settings.keys_max // (2 * (len(ranges) - 1))
+        maps = [offset_map, *(DedupeMap(work.map_settings, keys_max=max(share, 1)) for _ in ranges[1:])]
+        parts = list(
+            pool.map(
+                lambda pair: index_range(fs, work, pair[0], pair[1], throttle=throttle, progress=progress),
+                zip(maps, ranges, strict=True),
+            )
+        )
+        indexed = merge_ranges(fs, work, maps, parts, ranges, throttle=throttle, progress=progress)
+    if work.map_settings.order != ORDER_OFFSET:
+        read = weigh_older(fs, work, offset_map, throttle=throttle, progress=progress)
+        indexed = replace(indexed, read_bytes=indexed.read_bytes + read)
+    return offset_map, replace(indexed, seconds=time.monotonic() - began)
+
+
+def nothing_indexed(work: PassWork) -> Indexed:
+    return Indexed(work.first_dirty_offset, 0, False)
+
+
+def merge_ranges(
+    fs: FileSystem,
+    work: PassWork,
+    maps: Sequence[DedupeMap],
+    parts: Sequence[Indexed],
+    ranges: Sequence[Sequence[SourceSegment]],
+    *,
+    throttle: Throttle = UNTHROTTLED,
+    progress: Progress = no_progress,
+) -> Indexed:
+    """All ranges' keys into the first map. From the first range on that may not fit, the log is read in order."""
+    done = parts[0]
+    for number in range(1, len(parts)):
+        if done.is_full:
+            break
+        if parts[number].is_full or not maps[0].merge(maps[number]):
+            rest = [segment for part in ranges[number:] for segment in part]
+            again = index_range(fs, work, maps[0], rest, throttle=throttle, progress=progress)
+            return _added(done, again, maps[0])
+        done = _added(done, parts[number], maps[0])
+    return done
+
+
+def _added(before: Indexed, after: Indexed, offset_map: DedupeMap) -> Indexed:
+    return Indexed(
+        after.end_offset,
+        offset_map.used,
+        after.is_full,
+        before.records + after.records,
+        before.keyless + after.keyless,
+        before.read_bytes + after.read_bytes,
+    )
+
+
+def index_range(
+    fs: FileSystem,
+    work: PassWork,
+    offset_map: DedupeMap,
+    segments: Sequence[SourceSegment],
+    *,
+    throttle: Throttle = UNTHROTTLED,
+    progress: Progress = no_progress,
+) -> Indexed:
+    """Put the keys of neighbouring dirty segments into the map; ends early when it is full."""
+    records = keyless = read_bytes = 0
+    start = work.first_dirty_offset
+    decoder = Decoder(limits=work.limits, headers=False)
+    transactions = Transactions()
+    bases = [s.base_offset for s in work.segments]
+    if segments:
+        transactions.add(aborted_between(fs, work, max(start, segments[0].base_offset), work.first_uncleanable_offset))
+    latest = start - 1
+    for source in segments:
+        at = bases.index(source.base_offset)
+        following = bases[at + 1] if at + 1 < len(bases) else work.first_uncleanable_offset
+        segment = open_source(fs, work, source.base_offset)
+        try:
+            position = 0
+            if start > source.base_offset:
+                first = segment.find_batch(start)
+                position = source.size_bytes if first is None else first.position
+            for chunk in segment.chunks(position, source.size_bytes):
+                size = len(chunk.data)
+                throttle.take(size)
+                progress("index", size)
+                read_bytes += size
+                table = chunk.table
+                table[:, SKIP] = 0
+                _skip_aborted(chunk, table, transactions, decoder)
+                for first_row, last_row in decoder.opened(
+                    chunk.data, table, file=chunk.file, base_position=chunk.position
+                ):
+                    put = offset_map.put(
+                        table,
+                        first_row,
+                        last_row,
+                        min_offset=start,
+                        file=chunk.file,
+                        base_position=chunk.position,
+                    )
+                    records += put.records
+                    keyless += put.keyless
+                    if put.stopped_at is not None:
+                        # whole batches before the one that did not fit count, and what of it did fit
+                        before = table[table[:, LAST_OFFSET] < put.stopped_at, LAST_OFFSET]
+                        if len(before) and int(before[-1]) >= start:
+                            latest = max(latest, int(before[-1]))
+                        latest = max(latest, put.last_offset)
+                        return Indexed(latest + 1, offset_map.used, True, records, keyless, read_bytes)
+                last = int(table[-1, LAST_OFFSET])
+                if last >= start:
+                    latest = last
+        finally:
+            segment.close(clean=False)
+        latest = following - 1
+    end_offset = max(latest + 1, start)
+    return Indexed(end_offset, offset_map.used, False, records, keyless, read_bytes)
+
+
+def weigh_older(
+    fs: FileSystem,
+    work: PassWork,
+    offset_map: DedupeMap,
+    *,
+    throttle: Throttle = UNTHROTTLED,
+    progress: Progress = no_progress,
+) -> int:
+    """Where another order than that of offsets decides, an older record may win: let those compete, too."""
+    read_bytes = 0
+    decoder = Decoder(limits=work.limits, headers=False)
+    transactions = Transactions()
+    for source in work.segments:
+        if source.base_offset >= work.first_dirty_offset:
+            break
+        segment = open_source(fs, work, source.base_offset)
+        try:
+            for chunk in segment.chunks(0, source.size_bytes):
+                read_bytes += len(chunk.data)
+                throttle.take(len(chunk.data))
+                progress("index", len(chunk.data))
+                table = chunk.table
+                table[:, SKIP] = table[:, LAST_OFFSET] >= work.first_dirty_offset
+                _skip_aborted(chunk, table, transactions, decoder)
+                for first, last in decoder.opened(chunk.data, table, file=chunk.file, base_position=chunk.position):
+                    offset_map.put(
+                        table,
+                        first,
+                        last,
+                        min_offset=0,
+                        only_known=True,
+                        file=chunk.file,
+                        base_position=chunk.position,
+                    )
+        finally:
+            segment.close(clean=False)
+    return read_bytes
+
+
+def _skip_aborted(chunk: Chunk, table: BatchTable, transactions: Transactions, decoder: Decoder) -> None:
+    """Mark data of aborted transactions; control batches tell when one ends."""
+    special = (table[:, MAGIC] == 2) & ((table[:, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT)) != 0)
+    for row in np.nonzero(special)[0].tolist():
+        batch = table[row]
+        producer_id, last_offset = int(batch[PRODUCER_ID]), int(batch[LAST_OFFSET])
+        if int(batch[ATTRIBUTES]) & CONTROL_BIT:
+            transactions.control_batch(marker_kind(chunk, table[row : row + 1], decoder), producer_id, last_offset)
+        elif transactions.data_batch(producer_id, last_offset):
+            table[row, SKIP] = 1
+
+
+def marker_kind(chunk: Chunk, row: BatchTable, decoder: Decoder) -> ControlType | None:
+    """What a control batch says; None when it was emptied. Raises CorruptBatch."""
+    alone = row.copy()
+    alone[:, SKIP] = 0
+    last = decoder.open(chunk.data, alone, 0, file=chunk.file, base_position=chunk.position)
+    columns = decoder.decode(alone, 0, last, 0, (1 << 63) - 1, chunk.file, chunk.position)
+    for record in columns.records():
+        return parse_control_record(record).kind
+    return None
+
+
+def split_by_bytes(segments: Sequence[SourceSegment], parts: int) -> list[tuple[SourceSegment, ...]]:
+    """At most `parts` runs of neighbours of about the same size."""
+    total = sum(s.size_bytes for s in segments)
+    runs: list[list[SourceSegment]] = [[]]
+    done = 0
+    for segment in segments:
+        if runs[-1] and len(runs) < parts and done + segment.size_bytes / 2 > total * len(runs) / parts:
+            runs.append([])
+        runs[-1].append(segment)
+        done += segment.size_bytes
+    return [tuple(run) for run in runs]

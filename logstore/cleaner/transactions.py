@@ -1,0 +1,65 @@
+"""What compaction knows of transactions while it goes through a log in order.
+
+Data of aborted transactions goes at once; a marker goes when no batch of its transaction was met any more, and then
+only after its delete horizon. Knows batch headers and marker kinds, never records.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from logstore.records.control import ControlType
+from logstore.segment.txn_index import AbortedTransaction
+
+
+class Transactions:
+    """Fed with every transactional or control batch of a log, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, AbortedTransaction]] = []  # by first offset, then as they were told
+        self._told = 0
+        self._aborted: dict[int, AbortedTransaction] = {}
+        self._aborted_with_batches: set[int] = set()
+        self._committed_with_batches: set[int] = set()
+
+    def add(self, aborted: Iterable[AbortedTransaction]) -> None:
+        """Aborted transactions that overlap what comes next; one may be told several times."""
+        for txn in aborted:
+            self._told += 1
+            heapq.heappush(self._waiting, (txn.first_offset, self._told, txn))
+
+    def data_batch(self, producer_id: int, last_offset: int) -> bool:
+        """A transactional data batch; True when its transaction was aborted."""
+        self._open_up_to(last_offset)
+        if producer_id in self._aborted:
+            self._aborted_with_batches.add(producer_id)
+            return True
+        self._committed_with_batches.add(producer_id)
+        return False
+
+    def control_batch(
+        self, kind: ControlType | None, producer_id: int, last_offset: int
+    ) -> tuple[bool, AbortedTransaction | None]:
+        """A control batch (`kind` None: emptied); whether it may go, and the index entry that must stay with it."""
+        self._open_up_to(last_offset)
+        if kind is None:
+            return True, None
+        if kind is ControlType.ABORT:
+            txn = self._aborted.pop(producer_id, None)
+            if txn is None or producer_id not in self._aborted_with_batches:
+                return True, None
+            self._aborted_with_batches.discard(producer_id)
+            return False, txn
+        if kind is ControlType.COMMIT:
+            seen = producer_id in self._committed_with_batches
+            self._committed_with_batches.discard(producer_id)
+            return not seen, None
+        return False, None
+
+    def _open_up_to(self, offset: int) -> None:
+        while self._waiting and self._waiting[0][0] <= offset:
+            _, _, txn = heapq.heappop(self._waiting)
+            if txn.producer_id not in self._aborted:
+                self._aborted[txn.producer_id] = txn
+                self._aborted_with_batches.discard(txn.producer_id)

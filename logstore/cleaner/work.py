@@ -1,0 +1,128 @@
+"""The work of one pass over one partition, as plain data that can be sent to another process, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from logstore.cleaner.dedupe_map import MapSettings
+from logstore.cleaner.filter import Counts, LastRecord
+from logstore.cleaner.grouping import SourceSegment
+from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
+from logstore.topic import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningOptions:
+    """What goes beyond Kafka's rules; off unless the topic asks for it."""
+
+    merge_bytes: int = 0
+    #: codec for what is older than `recompress_after_ms`; None: as it was
+    recompress_codec_id: int | None = None
+    recompress_after_ms: int = 0
+    #: 0: for ever
+    key_ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """One pass: the segments from the log start up to the first that must not be touched, and all rules."""
+
+    directory: str
+    partition: TopicPartition
+    segments: tuple[SourceSegment, ...]
+    #: bases of all segments of the log, also those that are not cleaned: their indexes tell of aborted transactions
+    bases: tuple[int, ...]
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    now_ms: int
+    delete_retention_ms: int
+    segment_bytes: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    map_settings: MapSettings
+    last_records: Mapping[int, LastRecord] = field(default_factory=dict)
+    #: whether idempotent or transactional producers wrote here: then groups are cleaned one after the other
+    has_producers: bool = True
+    options: CleaningOptions = field(default_factory=CleaningOptions)
+    limits: Limits = DEFAULT_LIMITS
+    bytes_per_second: float = float("inf")
+
+    @property
+    def dirty(self) -> tuple[SourceSegment, ...]:
+        """Segments that hold offsets from the first dirty one on."""
+        ends = [s.base_offset for s in self.segments[1:]] + [self.first_uncleanable_offset]
+        return tuple(s for s, end in zip(self.segments, ends, strict=True) if end > self.first_dirty_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """What building the map found; `end_offset` is where the pass ends."""
+
+    end_offset: int
+    keys: int
+    is_full: bool
+    records: int = 0
+    keyless: int = 0
+    read_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A group after cleaning. Without `changed` nothing was written: the source stands."""
+
+    sources: tuple[SourceSegment, ...]
+    changed: bool
+    counts: Counts
+    size_bytes: int
+    largest_timestamp_ms: int
+    read_bytes: int
+    written_bytes: int
+    #: distinct keys, where that is known
+    keys: int | None = None
+    seconds: float = 0.0
+    worker: str = ""
+    #: where its output lies
+    folder: str = ""
+
+    @property
+    def base_offset(self) -> int:
+        return self.sources[0].base_offset
+
+
+@dataclass(slots=True)
+class PassReport:
+    """The receipt of a pass over one partition."""
+
+    partition: TopicPartition
+    first_dirty_offset: int
+    end_offset: int
+    first_uncleanable_offset: int
+    groups: int = 0
+    groups_changed: int = 0
+    before_bytes: int = 0
+    after_bytes: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    counts: Counts = field(default_factory=Counts)
+    map_keys: int = 0
+    map_keys_max: int = 0
+    map_full: bool = False
+    #: the buffer that would do for a whole pass, when this one was too small
+    map_buffer_wanted: int | None = None
+    index_seconds: float = 0.0
+    seconds: float = 0.0
+    workers: tuple[str, ...] = ()
+    cleaned: tuple[Cleaned, ...] = ()
+
+    @property
+    def removed(self) -> dict[str, int]:
+        return self.counts.removed
+
+    @property
+    def next_horizon_ms(self) -> int | None:
+        horizon = self.counts.next_horizon_ms
+        return None if horizon == INT64_MAX else horizon

@@ -1,0 +1,710 @@
+"""Compaction of a store's partitions: what is due and why, and one pass over one partition under its locks.
+
+Planning reads a few small files and changes nothing. Executing holds the partition's maintenance lock; whoever comes
+while another has it, skips the partition and says so. Every pass leaves a row in the ledger's `runs`, and true counts
+in its `segments`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from logstore.cleaner.cleaner import Engine, plan_pass, run_pass
+from logstore.cleaner.dedupe_map import MapSettings
+from logstore.cleaner.eligibility import (
+    Cleanable,
+    CleanerFacts,
+    CleanerRules,
+    Due,
+    SegmentAge,
+    cleanable,
+)
+from logstore.cleaner.filter import LastRecord
+from logstore.cleaner.grouping import group_segments
+from logstore.cleaner.work import Cleaned, CleaningOptions, PassReport, PassWork
+from logstore.clock import ManualClock
+from logstore.config import LogConfig
+from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted
+from logstore.ledger import Ledger, RunRow, SegmentRow
+from logstore.partition.roll import max_segment_ms
+from logstore.partition.state import PartitionState, read_state
+from logstore.partition.swap import finish_swap
+from logstore.records.compression import codec_by_name
+from logstore.records.header import read_header
+from logstore.records.marks import ORDER_HEADER, ORDER_OFFSET, ORDER_TIMESTAMP
+from logstore.segment.names import FileKind, file_name
+from logstore.store.locks import FileLock
+from logstore.store.registry import Topic
+from logstore.store.store import LogStore
+from logstore.topic import TopicPartition
+
+KIND = "compaction"
+RUNNING, DONE, FAILED, SKIPPED, ABANDONED = "running", "done", "failed", "skipped", "abandoned"
+_RETRY_MS_MAX = 86_400_000
+_OWNER_FILE = "owner"
+_ORDERS = {"offset": ORDER_OFFSET, "timestamp": ORDER_TIMESTAMP, "header": ORDER_HEADER}
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A partition whose last passes failed."""
+
+    reason: str
+    failures: int
+    failed_ms: int
+    retry_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """What a pass over one partition would do, and why, or why there is none."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    cleanable: Cleanable
+    size_bytes: int
+    segments: int
+    groups: int = 0
+    read_bytes: int = 0
+    #: free space a pass needs beside what is there, with so many groups under way at once
+    extra_bytes: int = 0
+    groups_at_once: int = 1
+    rolls_active: bool = False
+    paused: bool = False
+    compacted: bool = True
+    set_aside: SetAside | None = None
+    #: when the first tombstone or marker may go
+    next_horizon_ms: int | None = None
+    #: whether an earlier pass stopped in the middle
+    unfinished: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        due = self.cleanable.due is not None or self.rolls_active
+        return due and self.compacted and not self.paused and self.set_aside is None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def why(self) -> str:
+        """One sentence for people."""
+        if not self.compacted:
+            return "not compacted: its cleanup.policy does not include compact"
+        if self.paused:
+            return "paused; `duramen resume` lets it go on"
+        if self.set_aside is not None:
+            return f"set aside after {self.set_aside.failures} failures: {self.set_aside.reason}"
+        found = self.cleanable
+        if found.due is not None:
+            return f"due: {found.due.value}"
+        if self.rolls_active:
+            return "due: its active segment is idle and old enough to be rolled"
+        return f"not due: {found.not_due.value}" if found.not_due is not None else "not due"
+
+    @property
+    def urgency(self) -> tuple[int, int, float]:
+        """Greater goes first: what is late by max.compaction.lag.ms, then by dirty ratio."""
+        found = self.cleanable
+        return (int(found.due is Due.MAX_LAG), found.late_ms, found.ratio)
+
+
+@dataclass(slots=True)
+class Run:
+    """One pass, or why there was none."""
+
+    plan: PartitionPlan
+    result: str
+    reason: str = ""
+    run_id: str = ""
+    report: PassReport | None = None
+    rolled: bool = False
+    error: DuramenError | None = None
+
+    @property
+    def partition(self) -> TopicPartition:
+        return TopicPartition(self.plan.topic, self.plan.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one pass may take; a run divides its own among those it makes at once."""
+
+    map_bytes: int
+    load_factor: float = 0.9
+    bytes_per_second: float = float("inf")
+    algorithm: str = "siphash"
+
+    def divided(self, passes: int) -> Budget:
+        return replace(self, map_bytes=self.map_bytes // passes, bytes_per_second=self.bytes_per_second / passes)
+
+
+def budget_of(store: LogStore) -> Budget:
+    """As the store's settings have it."""
+    config = store.broker_config
+    return Budget(
+        config.log_cleaner_dedupe_buffer_size,
+        config.log_cleaner_io_buffer_load_factor,
+        config.log_cleaner_io_max_bytes_per_second,
+        config.duramen_cleaner_hash,
+    )
+
+
+# --- planning -------------------------------------------------------------------------------------------------------
+
+
+def plan_partition(
+    store: LogStore,
+    topic: Topic,
+    number: int,
+    *,
+    now_ms: int,
+    config: LogConfig | None = None,
+    force: bool = False,
+    failures: Mapping[tuple[str, int], SetAside] | None = None,
+    threads: int = 1,
+    free_bytes: int | None = None,
+) -> PartitionPlan:
+    """Look at one partition; nothing is opened but its state, and first headers where max.compaction.lag.ms is set.
+
+    `config` answers what-if. Raises UnknownTopic, CorruptState.
+    """
+    config = config or store.log_config(topic)
+    state = store.partition_state(topic, number)
+    facts = facts_of(store, topic, number, state)
+    found = cleanable(
+        facts,
+        rules_of(config),
+        now_ms=now_ms,
+        first_batch_timestamp_ms=lambda base: first_timestamp(store, topic, number, base),
+        forced=force,
+    )
+    sources = [s for s in state.segments[:-1] if s.base_offset < found.first_uncleanable_offset]
+    work = None
+    groups: list[tuple[object, ...]] = []
+    if sources and config.compact:
+        work = _work(store, topic, number, state, config, found, now_ms, budget_of(store), {})
+        groups = list(
+            group_segments(
+                work.segments,
+                segment_bytes=config.segment_bytes,
+                segment_index_bytes=config.segment_index_bytes,
+                first_uncleanable_offset=found.first_uncleanable_offset,
+            )
+        )
+    largest = max((sum(s.size_bytes for s in group) for group in groups), default=0)  # type: ignore[attr-defined]
+    at_once = max(min(threads, len(groups)), 1)
+    if free_bytes is not None:
+        while at_once > 1 and largest * at_once > free_bytes:
+            at_once -= 1
+    dirty_bytes = found.cleanable_bytes
+    return PartitionPlan(
+        topic=topic.name,
+        topic_id=topic.id,
+        partition=number,
+        cleanable=found,
+        size_bytes=sum(s.size_bytes for s in state.segments[:-1]) + _active_bytes(store, topic, number, state),
+        segments=len(state.segments),
+        groups=len(groups),
+        read_bytes=dirty_bytes + sum(s.size_bytes for s in sources),
+        extra_bytes=largest * at_once,
+        groups_at_once=at_once,
+        rolls_active=config.compact and idle_and_due(store, topic, number, state, config, now_ms),
+        paused=config.duramen_compaction_paused,
+        compacted=config.compact,
+        set_aside=(failures or {}).get((topic.id, number)),
+        next_horizon_ms=facts.next_horizon_ms,
+        unfinished=state.swap is not None,
+    )
+
+
+def _active_bytes(store: LogStore, topic: Topic, number: int, state: PartitionState) -> int:
+    return (store.active_bytes(topic, number, state) or 0) if state.segments else 0
+
+
+def facts_of(store: LogStore, topic: Topic, number: int, state: PartitionState) -> CleanerFacts:
+    ends = store.ends(topic)
+    horizon = state.next_horizon_ms
+    active = state.segments[-1] if state.segments else None
+    segments = [SegmentAge(s.base_offset, s.size_bytes, s.largest_timestamp_ms) for s in state.segments]
+    if active is not None:
+        segments[-1] = replace(segments[-1], size_bytes=_active_bytes(store, topic, number, state))
+    return CleanerFacts(
+        segments=tuple(segments),
+        log_start_offset=state.log_start_offset,
+        log_end_offset=ends.high_watermarks[number],
+        last_stable_offset=ends.last_stable_offsets[number],
+        first_dirty_offset=state.first_dirty_offset,
+        recovery_point=ends.recovery_points[number],
+        next_horizon_ms=None if horizon in (None, -1) else horizon,
+    )
+
+
+def rules_of(config: LogConfig) -> CleanerRules:
+    return CleanerRules(config.min_cleanable_dirty_ratio, config.min_compaction_lag_ms, config.max_compaction_lag_ms)
+
+
+def first_timestamp(store: LogStore, topic: Topic, number: int, base_offset: int) -> int:
+    """The largest timestamp of a segment's first batch; -1 when there is none."""
+    path = os.path.join(store.layout.partition(topic.partition(number)), file_name(base_offset, FileKind.LOG))
+    try:
+        file = store.fs.open(path)
+    except FileNotFoundError:
+        return -1
+    try:
+        header = read_header(file, 0, file.size())
+    finally:
+        file.close()
+    return -1 if header is None else header.max_timestamp_ms
+
+
+def idle_and_due(
+    store: LogStore, topic: Topic, number: int, state: PartitionState, config: LogConfig, now_ms: int
+) -> bool:
+    """Whether the next append would roll the active segment by its age, but none comes."""
+    if not state.segments or not _active_bytes(store, topic, number, state):
+        return False
+    first_ms = first_timestamp(store, topic, number, state.segments[-1].base_offset)
+    return first_ms >= 0 and now_ms - first_ms > max_segment_ms(config)
+
+
+def failures_of(store: LogStore, ledger: Ledger) -> dict[tuple[str, int], SetAside]:
+    """Partitions whose last pass failed, with when they are tried again."""
+    base_ms = store.broker_config.duramen_cleaner_retry_ms
+    found: dict[tuple[str, int], SetAside] = {}
+    for run in ledger.runs():
+        if run.kind != KIND or run.topic_id is None or run.partition is None:
+            continue
+        key = (run.topic_id, run.partition)
+        if run.result == FAILED:
+            failures = found[key].failures + 1 if key in found else 1
+            failed_ms = run.ended_ms or 0
+            wait_ms = min(base_ms * 2 ** min(failures - 1, 30), _RETRY_MS_MAX)
+            found[key] = SetAside(run.reason, failures, failed_ms, failed_ms + wait_ms)
+        elif run.result == DONE:
+            found.pop(key, None)
+    return found
+
+
+def still_set_aside(failures: Mapping[tuple[str, int], SetAside], now_ms: int) -> dict[tuple[str, int], SetAside]:
+    """Those whose time has not come."""
+    return {key: aside for key, aside in failures.items() if now_ms < aside.retry_ms}
+
+
+def _work(
+    store: LogStore,
+    topic: Topic,
+    number: int,
+    state: PartitionState,
+    config: LogConfig,
+    found: Cleanable,
+    now_ms: int,
+    budget: Budget,
+    producers: Mapping[int, LastRecord],
+) -> PassWork:
+    order = _ORDERS[config.duramen_compaction_order]
+    recompress = config.duramen_compaction_recompress_type
+    codec_id = None
+    if recompress != "producer":
+        codec_id = codec_by_name("none" if recompress == "uncompressed" else recompress).id
+    work = plan_pass(
+        store.fs,
+        store.layout.partition(topic.partition(number)),
+        state,
+        partition=topic.partition(number),
+        config=config,
+        first_uncleanable_offset=found.first_uncleanable_offset,
+        now_ms=now_ms,
+        map_settings=MapSettings(
+            budget.map_bytes,
+            budget.load_factor,
+            budget.algorithm,
+            order=order,
+            header=config.duramen_compaction_version_header.encode() if order == ORDER_HEADER else b"",
+        ),
+        producers=producers,
+        options=CleaningOptions(
+            merge_bytes=config.duramen_compaction_merge_bytes,
+            recompress_codec_id=codec_id,
+            recompress_after_ms=config.duramen_compaction_recompress_after_ms,
+            key_ttl_ms=max(config.duramen_key_ttl_ms, 0),
+        ),
+        bytes_per_second=budget.bytes_per_second,
+        limits=store.limits,
+    )
+    return replace(work, first_dirty_offset=found.first_dirty_offset)
+
+
+def pass_work(
+    store: LogStore,
+    topic: Topic,
+    number: int,
+    config: LogConfig,
+    found: Cleanable,
+    now_ms: int,
+    budget: Budget,
+) -> PassWork:
+    """The work of a pass as it would be now, but for what only an open log knows of its producers."""
+    state = store.partition_state(topic, number)
+    return _work(store, topic, number, state, config, found, now_ms, budget, {})
+
+
+# --- executing ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Context:
+    """What all passes of a run share."""
+
+    store: LogStore
+    ledger: Ledger
+    engine: Callable[[PartitionPlan], Engine]
+    engine_name: str
+    now_ms: int
+    budget: Budget
+    run_name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    force: bool = False
+    roll_active: bool = False
+    threads: int = 1
+    airflow_run_id: str | None = None
+    failures: Mapping[tuple[str, int], SetAside] = field(default_factory=dict)
+    stopping: Callable[[], bool] = lambda: False
+    started: Callable[[PartitionPlan], None] = lambda _: None
+    swapped: Callable[[PartitionPlan, Cleaned], None] = lambda _plan, _group: None
+
+
+def compact_partition(context: Context, topic: Topic, number: int) -> Run:
+    """One pass over one partition, if it is due; never raises what is the partition's own fault, but records it."""
+    store = context.store
+    plan = _plan(context, topic, number)
+    what = f"compact {topic.name}-{number}"
+    try:
+        with store.locks.maintenance(topic.id, number, what=what, wait_ms=0):
+            store.check_exists(topic)
+            return _compact_locked(context, topic, number, what)
+    except LockHeld as error:
+        return Run(plan, SKIPPED, f"another process is at work on it: {error.what}")
+
+
+def _plan(context: Context, topic: Topic, number: int) -> PartitionPlan:
+    return plan_partition(
+        context.store,
+        topic,
+        number,
+        now_ms=context.now_ms,
+        force=context.force,
+        failures={} if context.force else context.failures,
+        threads=context.threads,
+        free_bytes=free_bytes(context.store),
+    )
+
+
+def _compact_locked(context: Context, topic: Topic, number: int, what: str) -> Run:
+    store = context.store
+    with store.locks.partition(topic.id, number, what=what):
+        finish_swap_of(store, topic, number)
+    plan = _plan(context, topic, number)
+    rolled = False
+    if plan.compacted and not plan.paused and plan.set_aside is None and (plan.rolls_active or context.roll_active):
+        rolled = roll(store, topic, number, what=what)
+        plan = _plan(context, topic, number)
+    if plan.cleanable.due is None or not plan.is_due:
+        return Run(plan, SKIPPED, plan.why, rolled=rolled)
+    if context.stopping():
+        return Run(plan, SKIPPED, "the run was told to stop", rolled=rolled)
+    run_id = f"{context.run_name}-{topic.name}-{number}"
+    context.started(plan)
+    row = RunRow(
+        run_id=run_id,
+        kind=KIND,
+        topic_id=topic.id,
+        topic=topic.name,
+        partition=number,
+        engine=context.engine_name,
+        started_ms=store.clock.now_ms(),
+        result=RUNNING,
+        reason=plan.why,
+        airflow_run_id=context.airflow_run_id,
+        details=json.dumps(plan_details(plan)),
+    )
+    context.ledger.record_run(row)
+    began = time.monotonic()
+    try:
+        report = _pass(context, topic, number, plan, what)
+    except (DuramenError, OSError) as error:
+        failed = error if isinstance(error, DuramenError) else _as_ours(error)
+        stopped = isinstance(failed, CleaningAborted)
+        context.ledger.record_run(
+            replace(
+                row,
+                ended_ms=store.clock.now_ms(),
+                result=ABANDONED if stopped else FAILED,
+                reason=str(failed)[:4000],
+                seconds=time.monotonic() - began,
+            )
+        )
+        return Run(plan, ABANDONED if stopped else FAILED, str(failed), run_id, rolled=rolled, error=failed)
+    context.ledger.record_run(finished_row(row, report, plan, store.clock.now_ms()))
+    _record_segments(context.ledger, store, topic, number, report, run_id)
+    return Run(plan, DONE, plan.why, run_id, report, rolled)
+
+
+def _as_ours(error: OSError) -> DuramenError:
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"no space left: {error.strerror}",
+            file=error.filename,
+            hint="The old segments stand as they were; make room and run it again",
+        )
+    return DuramenError(f"{type(error).__name__}: {error}", file=error.filename)
+
+
+def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what: str) -> PassReport:
+    store = context.store
+    free = free_bytes(store)
+    if free is not None and plan.extra_bytes > free:
+        raise DiskFull(
+            f"compacting {plan.name} needs {plan.extra_bytes} bytes, {free} are free",
+            partition=topic.partition(number),
+            hint="Nothing was touched; make room, or lower segment.bytes",
+        )
+    config = store.log_config(topic)
+    producers: Mapping[int, LastRecord] = {}
+    if store.partition_state(topic, number).producers:
+        producers = producers_of(store, topic, number, context.now_ms, what)
+    state = store.partition_state(topic, number)
+    work = _work(store, topic, number, state, config, plan.cleanable, context.now_ms, context.budget, producers)
+    folder = store.layout.work("run")
+    store.fs.mkdir(folder)
+    owner = FileLock(store.fs, os.path.join(folder, _OWNER_FILE))
+    owner.acquire(0)
+    try:
+
+        def swapped(done: Cleaned) -> None:
+            context.swapped(plan, done)
+            if context.stopping():
+                raise CleaningAborted("the run was told to stop", partition=topic.partition(number))
+
+        return run_pass(
+            store.fs,
+            work,
+            engine=context.engine(plan),
+            state_path=store.layout.partition_state(topic.id, number),
+            folder=folder,
+            locked=lambda: store.locks.partition(topic.id, number, what=what),
+            swapped=swapped,
+        )
+    finally:
+        remove_run_folder(folder)
+        owner.release()
+
+
+def remove_run_folder(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_runs(store: LogStore) -> list[str]:
+    """Remove folders that killed runs left in `staging/`; returns their names."""
+    removed = []
+    for name in store.fs.listdir(store.layout.staging):
+        if not name.endswith("-run"):
+            continue
+        folder = os.path.join(store.layout.staging, name)
+        lock = FileLock(store.fs, os.path.join(folder, _OWNER_FILE))
+        with contextlib.suppress(FileNotFoundError):
+            if lock.try_acquire():
+                remove_run_folder(folder)
+                lock.release()
+                removed.append(name)
+    return removed
+
+
+def abandon_runs(ledger: Ledger, store: LogStore) -> list[str]:
+    """Close the rows of runs that were killed: what they left undone is planned anew. Returns their ids."""
+    closed = []
+    for run in ledger.runs():
+        if run.kind != KIND or run.result != RUNNING or run.topic_id is None or run.partition is None:
+            continue
+        try:
+            with store.locks.maintenance(run.topic_id, run.partition, what="look for killed runs", wait_ms=0):
+                ledger.record_run(
+                    replace(run, result=ABANDONED, reason="its process is gone", ended_ms=store.clock.now_ms())
+                )
+                closed.append(run.run_id)
+        except LockHeld:
+            continue
+    return closed
+
+
+def finish_swap_of(store: LogStore, topic: Topic, number: int) -> None:
+    """Finish a replacement that a killed process left; the caller holds the partition lock."""
+    path = store.layout.partition_state(topic.id, number)
+    state = read_state(store.fs, path, limits=store.limits)
+    if state is not None and state.swap is not None:
+        finish_swap(store.fs, store.layout.partition(topic.partition(number)), path, state)
+
+
+def roll(store: LogStore, topic: Topic, number: int, *, what: str) -> bool:
+    """Close the active segment, so that it can be compacted; False when it is empty."""
+    with store.writing(topic, number, what=what) as log:
+        before = len(log.segments)
+        log.roll()
+        return len(log.segments) > before
+
+
+def producers_of(store: LogStore, topic: Topic, number: int, now_ms: int, what: str) -> dict[int, LastRecord]:
+    """Last records of the producers that are still known; opens the log, as only that tells."""
+    with store.writing(topic, number, what=what, clock=ManualClock(now_ms)) as log:
+        return {producer: LastRecord(*last) for producer, last in log.last_records.items()}
+
+
+def free_bytes(store: LogStore) -> int | None:
+    try:
+        free = os.statvfs(store.layout.logs)
+    except OSError:
+        return None  # a simulated file system
+    return free.f_bavail * free.f_frsize
+
+
+# --- receipts -------------------------------------------------------------------------------------------------------
+
+
+def plan_details(plan: PartitionPlan) -> dict[str, object]:
+    found = plan.cleanable
+    return {
+        "first_dirty_offset": found.first_dirty_offset,
+        "first_uncleanable_offset": found.first_uncleanable_offset,
+        "dirty_ratio": round(found.ratio, 6),
+        "clean_bytes": found.clean_bytes,
+        "cleanable_bytes": found.cleanable_bytes,
+        "late_ms": found.late_ms,
+        "groups": plan.groups,
+        "read_bytes": plan.read_bytes,
+        "extra_bytes": plan.extra_bytes,
+    }
+
+
+def finished_row(row: RunRow, report: PassReport, plan: PartitionPlan, ended_ms: int) -> RunRow:
+    return replace(
+        row,
+        ended_ms=ended_ms,
+        result=DONE,
+        before_bytes=report.before_bytes,
+        after_bytes=report.after_bytes,
+        removed=dict(report.removed),
+        map_fill=report.map_keys / report.map_keys_max if report.map_keys_max else 0.0,
+        seconds=report.seconds,
+        workers=report.workers,
+        details=json.dumps(plan_details(plan) | report_details(report)),
+    )
+
+
+def report_details(report: PassReport) -> dict[str, object]:
+    return {
+        "end_offset": report.end_offset,
+        "groups": report.groups,
+        "groups_changed": report.groups_changed,
+        "segments_before": report.segments_before,
+        "segments_after": report.segments_after,
+        "read_bytes": report.read_bytes,
+        "written_bytes": report.written_bytes,
+        "records": report.counts.records,
+        "tombstones": report.counts.tombstones,
+        "map_keys": report.map_keys,
+        "map_full": report.map_full,
+        "map_buffer_wanted": report.map_buffer_wanted,
+        "index_seconds": round(report.index_seconds, 3),
+        "next_horizon_ms": report.next_horizon_ms,
+    }
+
+
+def _record_segments(
+    ledger: Ledger, store: LogStore, topic: Topic, number: int, report: PassReport, run_id: str
+) -> None:
+    """True counts of the segments the pass went through; what it did not touch keeps the row it had."""
+    listed = {s.base_offset for s in store.partition_state(topic, number).segments}
+    known = {row.base_offset: row for row in ledger.segments(topic.id, number) if row.base_offset in listed}
+    for done in report.cleaned:
+        if done.base_offset not in listed:
+            continue
+        before = known.get(done.base_offset)
+        known[done.base_offset] = SegmentRow(
+            done.base_offset,
+            done.size_bytes,
+            done.counts.records,
+            done.counts.records if done.keys is None else done.keys,
+            done.counts.tombstones,
+            run_id if done.changed or before is None else before.run_id,
+        )
+    ledger.replace_segments(topic.id, number, [known[base] for base in sorted(known)])
+
+
+def describe_run(run: Run) -> dict[str, object]:
+    """A run as JSON: the contract of `compact` and of the job's report."""
+    answer: dict[str, object] = {
+        "topic": run.plan.topic,
+        "partition": run.plan.partition,
+        "result": run.result,
+        "reason": run.reason,
+        "run_id": run.run_id or None,
+        "rolled": run.rolled,
+        "plan": plan_details(run.plan),
+    }
+    if run.report is not None:
+        report = run.report
+        answer["receipt"] = {
+            "before_bytes": report.before_bytes,
+            "after_bytes": report.after_bytes,
+            "removed": dict(report.removed),
+            "map_fill": report.map_keys / report.map_keys_max if report.map_keys_max else 0.0,
+            "seconds": round(report.seconds, 3),
+            "workers": list(report.workers),
+        } | report_details(report)
+    return answer
+
+
+def compacted_partitions(store: LogStore, topics: Sequence[str] | None = None) -> Iterator[tuple[Topic, int]]:
+    """Every partition of the named topics, or of all that are compacted. Raises UnknownTopic, NotCompacted."""
+    named = store.topics() if topics is None else [store.topic(name) for name in topics]
+    for topic in named:
+        if not store.log_config(topic).compact:
+            if topics is not None:
+                raise NotCompacted(
+                    f"topic {topic.name} is not compacted",
+                    hint=f"Set it with `duramen topics alter {topic.name} --config cleanup.policy=compact`",
+                )
+            continue
+        for number in range(topic.partitions):
+            yield topic, number
+
+
+def most_urgent_first(plans: Iterable[PartitionPlan]) -> list[PartitionPlan]:
+    return sorted(plans, key=lambda plan: plan.urgency, reverse=True)
+
+
+__all__ = [
+    "Budget",
+    "Context",
+    "PartitionPlan",
+    "Run",
+    "budget_of",
+    "compact_partition",
+    "compacted_partitions",
+    "describe_run",
+    "failures_of",
+    "most_urgent_first",
+    "plan_partition",
+    "still_set_aside",
+    "sweep_runs",
+]
