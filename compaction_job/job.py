@@ -20,7 +20,7 @@ from compaction_job.estimate import Estimate, estimate_partition
 from logstore.cleaner.cleaner import Engine, LocalEngine
 from logstore.cleaner.work import Cleaned
 from logstore.config import LogConfig
-from logstore.errors import CleaningAborted, DuramenError
+from logstore.errors import CleaningAborted, DuramenError, LockHeld
 from logstore.ledger import Ledger
 from logstore.store.committer import Committer
 from logstore.store.compaction import (
@@ -75,6 +75,8 @@ class Report:
     retained: list[Retention] = field(default_factory=list)
     #: what failed outside of a partition's pass, in words
     problems: list[str] = field(default_factory=list)
+    #: what was left to others, in words
+    notes: list[str] = field(default_factory=list)
     #: runs of killed processes that were closed
     abandoned: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -110,6 +112,7 @@ class Report:
                 if each.passes
             ],
             "problems": self.problems,
+            "notes": self.notes,
             "abandoned": self.abandoned,
         }
 
@@ -143,6 +146,7 @@ def plan(
                 failures=failures,
                 threads=_threads(opened),
                 free_bytes=free_bytes(opened),
+                flushed=True,
             )
             guess = None
             if estimate and found.cleanable.due is not None:
@@ -202,7 +206,7 @@ def compact(
             chosen = []
         ledger = _ledger(opened)
         if not dry_run:
-            _prepare(opened, topics, ledger, report)
+            _prepare(opened, topics, ledger, report, stopping)
         failures = failures_of(opened, ledger)
         aside = {} if force else still_set_aside(failures, now)
         at_once = max(threads or _threads(opened), 1)
@@ -239,8 +243,8 @@ def compact(
                 swapped=progress.swapped,
             )
             report.runs += _run_all(context, opened, wanted, side_by_side, progress)
-            if retention:
-                _retain(opened, topics, partitions, now, report)
+            if retention and not stopping():
+                retain_all(opened, topics, partitions, now, report, stopping)
             sweep_runs(opened)
         report.seconds = time.monotonic() - began
         return report
@@ -250,12 +254,20 @@ def _may_run(each: PartitionPlan, roll_active: bool) -> bool:
     return each.is_due or (roll_active and each.compacted and not each.paused)
 
 
-def _prepare(store: LogStore, topics: Sequence[str] | None, ledger: Ledger, report: Report) -> None:
+def _prepare(
+    store: LogStore,
+    topics: Sequence[str] | None,
+    ledger: Ledger,
+    report: Report,
+    stopping: Callable[[], bool],
+) -> None:
     """Settle and flush first: only what is committed and durable is compacted or deleted. Killed runs are closed."""
     report.abandoned = abandon_runs(ledger, store)
     sweep_runs(store)
     committer = Committer(store)
     for topic in store.topics() if topics is None else map(store.topic, topics):
+        if stopping():
+            return
         try:
             committer.flush(topic)
         except DuramenError as error:
@@ -284,6 +296,7 @@ def _plans(
                     failures=aside,
                     threads=threads,
                     free_bytes=free_bytes(store),
+                    flushed=report.dry_run,
                 )
             )
         except DuramenError as error:
@@ -295,6 +308,8 @@ def _run_all(
     context: Context, store: LogStore, plans: Sequence[PartitionPlan], side_by_side: int, progress: Progress
 ) -> list[Run]:
     def run_one(each: PartitionPlan) -> Run:
+        if context.stopping():
+            return Run(each, SKIPPED, "the run was told to stop")
         try:
             topic = store.topic(each.topic)
             run = compact_partition(context, topic, each.partition)
@@ -331,8 +346,13 @@ def _engines(
     return engine
 
 
-def _retain(
-    store: LogStore, topics: Sequence[str] | None, partitions: Sequence[int] | None, now_ms: int, report: Report
+def retain_all(
+    store: LogStore,
+    topics: Sequence[str] | None,
+    partitions: Sequence[int] | None,
+    now_ms: int,
+    report: Report,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Retention of every policy, also of partitions whose compaction failed."""
     named = store.topics() if topics is None else [store.topic(name) for name in topics]
@@ -340,11 +360,15 @@ def _retain(
         for number in range(topic.partitions):
             if partitions is not None and number not in partitions:
                 continue
+            if stopping():
+                return
             try:
                 if retain(store, topic, number, now_ms=now_ms, dry_run=True).passes:
-                    report.retained.append(retain(store, topic, number, now_ms=now_ms))
+                    report.retained.append(retain(store, topic, number, now_ms=now_ms, wait_ms=0))
                 else:
                     store.sweep_deleted(topic, number, now_ms=now_ms)
+            except LockHeld as error:
+                report.notes.append(f"retention of {topic.name}-{number} is left to another process: {error.what}")
             except DuramenError as error:
                 report.problems.append(f"retention of {topic.name}-{number}: {error}")
 

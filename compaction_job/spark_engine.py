@@ -37,7 +37,7 @@ class SparkEngine:
     def index(self, work: PassWork, folder: str) -> Indexed:
         dirty = work.dirty
         count = min(self._cores(), max(sum(s.size_bytes for s in dirty) // _RANGE_BYTES_MIN, 1))
-        ranges = [dirty] if work.has_producers else split_by_bytes(dirty, count)
+        ranges = [dirty] if work.has_transactions else split_by_bytes(dirty, count)
         share = None if len(ranges) == 1 else max(work.map_settings.keys_max // len(ranges), 1)
         parts: list[Part] = self._run(
             lambda number: index_task(work, folder, ranges, number, keys_max=share), len(ranges)
@@ -59,7 +59,7 @@ class SparkEngine:
     def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
         assert self._part is not None
         part = replace(self._part, indexed=indexed)
-        if work.has_producers:  # what a transaction left in one group matters in the next
+        if work.has_transactions:  # what a transaction left in one group matters in the next
             waves = [[list(groups)]] if groups else []
         else:
             at_once = max(self._groups_at_once, 1)
@@ -74,7 +74,11 @@ class SparkEngine:
     def _run(self, task: Task, count: int) -> list[Any]:
         """The reports of `count` tasks in order; raises the first error among them."""
         frame = self._spark.range(0, count, 1, count).mapInArrow(run_tasks(task), REPORT_SCHEMA)
-        reports = {row.number: pickle.loads(bytes(row.report)) for row in frame.collect()}
+        try:
+            reports = {row.number: pickle.loads(bytes(row.report)) for row in frame.collect()}
+        except Exception:
+            self._progress("wait", 0)  # cancelled because the run was told to stop: that raises, and says so
+            raise
         for number in range(count):
             if isinstance(reports[number], Exception):
                 raise reports[number]

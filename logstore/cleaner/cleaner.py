@@ -34,6 +34,8 @@ from logstore.topic import TopicPartition
 
 Groups = Sequence[tuple[SourceSegment, ...]]
 
+_LISTEN_S = 0.2
+
 
 class Engine(Protocol):
     """Who does the work of a pass: this process, or tasks elsewhere."""
@@ -56,19 +58,26 @@ class LocalEngine:
         self._throttle = Throttle(float("inf"))
 
     def index(self, work: PassWork, folder: str) -> Indexed:
-        self._throttle = Throttle(work.bytes_per_second)
+        self._throttle = Throttle(work.bytes_per_second, sleep=self._wait)
         with ThreadPoolExecutor(self._threads) as pool:
             self._map, indexed = build_map(
                 self._fs, work, pool=pool, threads=self._threads, throttle=self._throttle, progress=self._progress
             )
         return indexed
 
+    def _wait(self, seconds: float) -> None:
+        """Sleep, but listen: a slow pass that is told to stop does so at once."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _LISTEN_S))
+            self._progress("wait", 0)
+
     def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
         assert self._map is not None
         writer = GroupWriter(
             self._fs, work, indexed, self._map, folder, throttle=self._throttle, progress=self._progress
         )
-        if work.has_producers or self._threads == 1:
+        if work.has_transactions or self._threads == 1:
             yield from map(writer.clean, groups)
             return
         with ThreadPoolExecutor(self._threads) as pool:
@@ -125,7 +134,7 @@ def plan_pass(
         index_interval_bytes=config.index_interval_bytes,
         map_settings=map_settings,
         last_records=dict(producers),
-        has_producers=state.producers,
+        has_transactions=state.transactions,
         options=options,
         limits=limits,
         bytes_per_second=bytes_per_second,

@@ -59,7 +59,7 @@ def open_source(fs: FileSystem, work: PassWork, base_offset: int) -> LogSegment:
 def aborted_between(fs: FileSystem, work: PassWork, start: int, end: int) -> list[AbortedTransaction]:
     """Aborted transactions that overlap [start, end), from the indexes of the segments from `start` on."""
     found: list[AbortedTransaction] = []
-    if not work.has_producers:
+    if not work.has_transactions:
         return found
     at = max(int(np.searchsorted(np.array(work.bases), start, side="right")) - 1, 0)
     for base in work.bases[at:]:
@@ -86,7 +86,7 @@ def build_map(
     """The map of all keys from the first dirty offset on, as far as it reaches. Raises CorruptBatch, CorruptIndex."""
     began = time.monotonic()
     dirty = work.dirty
-    ranges = split_by_bytes(dirty, threads) if threads > 1 and not work.has_producers else [dirty]
+    ranges = split_by_bytes(dirty, threads) if threads > 1 and not work.has_transactions else [dirty]
     offset_map, indexed = DedupeMap(work.map_settings), nothing_indexed(work)
     if len(ranges) == 1 or pool is None:
         indexed = index_range(fs, work, offset_map, dirty, throttle=throttle, progress=progress)

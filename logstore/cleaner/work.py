@@ -42,8 +42,8 @@ class PassWork:
     index_interval_bytes: int
     map_settings: MapSettings
     last_records: Mapping[int, LastRecord] = field(default_factory=dict)
-    #: whether idempotent or transactional producers wrote here: then groups are cleaned one after the other
-    has_producers: bool = True
+    #: whether there may be transactions: then groups are cleaned one after the other
+    has_transactions: bool = True
     options: CleaningOptions = field(default_factory=CleaningOptions)
     limits: Limits = DEFAULT_LIMITS
     bytes_per_second: float = float("inf")
@@ -51,8 +51,8 @@ class PassWork:
     @property
     def dirty(self) -> tuple[SourceSegment, ...]:
         """Segments that hold offsets from the first dirty one on."""
-        ends = [s.base_offset for s in self.segments[1:]] + [self.first_uncleanable_offset]
-        return tuple(s for s, end in zip(self.segments, ends, strict=True) if end > self.first_dirty_offset)
+        ends = (*(s.base_offset for s in self.segments[1:]), self.first_uncleanable_offset)
+        return tuple(s for s, end in zip(self.segments, ends, strict=False) if end > self.first_dirty_offset)
 
 
 @dataclass(frozen=True, slots=True)

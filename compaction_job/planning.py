@@ -1,0 +1,116 @@
+"""What is due, as JSON: `python -m compaction_job.planning --store DIR [--topic T]… [--ratio X]`.
+
+For schedulers that start one application a partition: most urgent first, and why the others are left alone. Changes
+nothing, unless `--flush` settles and flushes the topics first, as the job does; what is not on disk is never due. Exit
+codes are those of the `duramen` command: 0 done, 1 failed, 2 bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from compaction_job.job import plan
+from logstore.errors import DuramenError
+from logstore.store.committer import Committer
+from logstore.store.compaction import PartitionPlan, compacted_partitions, most_urgent_first, plan_details
+from logstore.store.store import LogStore
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(prog="compaction_job.planning", description="Which partitions are due, as JSON.")
+    options.add_argument("--store", default=os.environ.get("DURAMEN_STORE"), help="the store's directory")
+    options.add_argument("--topic", action="append", dest="topics", metavar="NAME", help="only these topics")
+    options.add_argument("--ratio", type=_ratio, metavar="X", help="this dirty ratio instead of the topics' own")
+    options.add_argument("--force", action="store_true", help="ignore the dirty ratio, and earlier failures")
+    options.add_argument("--flush", action="store_true", help="settle and flush first")
+    options.add_argument("--now-ms", type=int)
+    return options
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0.0 <= ratio <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return ratio
+
+
+def due_partitions(
+    store: LogStore,
+    *,
+    topics: Sequence[str] | None = None,
+    ratio: float | None = None,
+    force: bool = False,
+    flush: bool = False,
+    now_ms: int | None = None,
+) -> dict[str, Any]:
+    """The document the command prints. Raises UnknownTopic, NotCompacted."""
+    names = list(dict.fromkeys(topic.name for topic, _ in compacted_partitions(store, topics)))
+    problems = []
+    if flush:
+        committer = Committer(store)
+        for name in names:
+            try:
+                committer.flush(store.topic(name))
+            except DuramenError as error:
+                problems.append(f"{name} could not be flushed first: {error}")
+    config = None if ratio is None else {"min.cleanable.dirty.ratio": ratio}
+    found: list[PartitionPlan] = []
+    for name in names:  # one topic whose state is damaged does not keep the others from being compacted
+        try:
+            planned = plan(store, topics=[name], config=config, force=force, now_ms=now_ms, estimate=False)
+        except DuramenError as error:
+            problems.append(f"{name} could not be planned: {error}")
+        else:
+            found += [each for each, _ in planned]
+    plans = most_urgent_first(found)
+    return {
+        "store": store.path,
+        "topics": names,
+        "due": [_described(each) for each in plans if _is_due(each, force)],
+        "not_due": [_described(each) for each in plans if not _is_due(each, force)],
+        "problems": problems,
+    }
+
+
+def _is_due(each: PartitionPlan, force: bool) -> bool:
+    """`force` also tries what was set aside again, as the job does."""
+    return each.is_due or (force and each.set_aside is not None and each.cleanable.due is not None and not each.paused)
+
+
+def _described(each: PartitionPlan) -> dict[str, Any]:
+    return {
+        "topic": each.topic,
+        "partition": each.partition,
+        "why": each.why,
+        "size_bytes": each.size_bytes,
+    } | plan_details(each)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    if not options.store:
+        parser().error("no store: give --store, or set DURAMEN_STORE")
+    try:
+        with LogStore(options.store) as store:
+            document = due_partitions(
+                store,
+                topics=options.topics,
+                ratio=options.ratio,
+                force=options.force,
+                flush=options.flush,
+                now_ms=options.now_ms,
+            )
+    except (DuramenError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
