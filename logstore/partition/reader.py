@@ -19,6 +19,7 @@ from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.record import Record
 from logstore.records.table import LAST_OFFSET
+from logstore.segment.names import Transient
 from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
@@ -55,6 +56,7 @@ class PartitionReader:
         self._open: dict[int, LogSegment] = {}
         self._generation = -1
         self._sizes: dict[int, int] = {}  # of all segments but the last, which grows
+        self._replaced: frozenset[int] = frozenset()
 
     def state(self) -> PartitionState:
         """Raises CorruptState when there is none or it is damaged."""
@@ -81,12 +83,13 @@ class PartitionReader:
             self._open.pop(state.segments[-1].base_offset, None)  # the active segment grows
         bases = tuple(segment.base_offset for segment in state.segments)
         self._sizes = {segment.base_offset: segment.size_bytes for segment in state.segments[:-1]}
+        self._replaced = frozenset() if state.swap is None else frozenset(state.swap.old_bases)
         return LogView(self.partition, bases, self._segment, state.log_start_offset, end, high_watermark)
 
     def _segment(self, base_offset: int) -> LogSegment:
         segment = self._open.pop(base_offset, None)
         if segment is None:
-            segment = LogSegment(self._fs, self._directory, base_offset, limits=self._limits)
+            segment = self._named(base_offset)
             listed_bytes = self._sizes.get(base_offset, segment.size_bytes)
             if segment.size_bytes != listed_bytes:  # a cut between two batches shows nowhere else
                 raise DamagedLog(
@@ -101,6 +104,22 @@ class PartitionReader:
         if len(self._open) > _OPEN_SEGMENTS_MAX:
             del self._open[next(iter(self._open))]
         return segment
+
+    def _named(self, base_offset: int) -> LogSegment:
+        """The segment the list means. Where a replacement is under way, or was left by a killed process, the files it
+        replaces may be `.deleted` by now; they are still what the list says.
+        """
+        if base_offset in self._replaced:
+            listed_bytes = self._sizes.get(base_offset)
+            for suffix in (Transient.NONE, Transient.DELETED):
+                try:
+                    segment = LogSegment(self._fs, self._directory, base_offset, limits=self._limits, suffix=suffix)
+                except FileNotFoundError:
+                    continue
+                if segment.size_bytes == listed_bytes:
+                    return segment
+                segment.close(clean=False)
+        return LogSegment(self._fs, self._directory, base_offset, limits=self._limits)
 
     def columns(
         self,

@@ -97,12 +97,13 @@ def read(fs: SimulatedFileSystem, end: int) -> list[Record]:
 
 
 def check(fs: SimulatedFileSystem, records: list[Record], base: int) -> None:
-    """What a survivor must show: by its list once the swap is finished, and opened by its next writer."""
+    """What a survivor must show: to readers before anybody finished the swap, and after, and to its next writer."""
     state = read_state(fs, STATE)
     assert isinstance(state, PartitionState)
-    state = finish_swap(fs, DIRECTORY, STATE, state)
+    as_left = read(fs, base)
+    finish_swap(fs, DIRECTORY, STATE, state)
     by_offset = {r.offset: r for r in records}
-    for found in (read(fs, base), _recovered(fs)):
+    for found in (as_left, read(fs, base), _recovered(fs)):
         offsets = [r.offset for r in found]
         assert offsets == sorted(set(offsets))
         assert all((r.key, r.value) == (by_offset[r.offset].key, by_offset[r.offset].value) for r in found)
