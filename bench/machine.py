@@ -24,7 +24,7 @@ def take_one_core() -> int:
     return core
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """Seconds that all cores together have worked."""
     with open("/proc/stat") as stat:
         user, nice, system, _idle, _wait, irq, soft_irq, stolen, *_ = map(int, stat.readline().split()[1:])
@@ -41,6 +41,32 @@ def _own_s(processes: tuple[int, ...]) -> float:
     return ticks / TICKS_PER_S
 
 
+def take_all_cores() -> None:
+    """Undo `take_one_core`: Spark is measured with two."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def family_s() -> float:
+    """Seconds that this process and all that descend from it have worked."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as stat:
+                    fields = stat.read().rpartition(")")[2].split()
+            except OSError:  # it has just ended; its parent has its time
+                continue
+            parents[int(name)] = int(fields[1])
+            ticks[int(name)] = sum(map(int, fields[11:15]))
+    family = {os.getpid()}
+    while True:
+        more = {child for child, parent in parents.items() if parent in family} - family
+        if not more:
+            return sum(ticks[member] for member in family) / TICKS_PER_S
+        family |= more
+
+
 @dataclass(slots=True)
 class Watch:
     """What others did meanwhile, known once the watch is over."""
@@ -52,10 +78,10 @@ class Watch:
 def watching(*processes: int) -> Iterator[Watch]:
     """Watch what others do besides this process and those given."""
     watch = Watch()
-    began, busy, own = time.perf_counter(), _busy_s(), _own_s(processes)
+    began, busy, own = time.perf_counter(), busy_s(), _own_s(processes)
     yield watch
     seconds = max(time.perf_counter() - began, 1 / TICKS_PER_S)
-    watch.others_cores = max(_busy_s() - busy - (_own_s(processes) - own), 0.0) / seconds
+    watch.others_cores = max(busy_s() - busy - (_own_s(processes) - own), 0.0) / seconds
 
 
 class Patience:

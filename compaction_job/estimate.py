@@ -57,7 +57,7 @@ def estimate_partition(
     read_bytes_max: int = READ_BYTES_MAX,
 ) -> Estimate | None:
     """None when it cannot be told: the log changes under it, or is damaged (the pass would say so)."""
-    work = pass_work(store, topic, number, config, found.cleanable, now_ms, budget_of(store))
+    work = pass_work(store, topic, number, config, found.cleanable, now_ms, budget_of(store), rolled=found.rolls_active)
     total = sum(s.size_bytes for s in work.segments)
     sampled = _sampled(work, read_bytes_max)
     share = sum(s.size_bytes for s in sampled.segments) / total if total else 1.0

@@ -15,6 +15,7 @@ import typer
 
 from duramen.commands import topics
 from duramen.commands.backup import backup
+from duramen.commands.compact import compact, explain, pause, plan, prove_erased, resume
 from duramen.commands.config import config
 from duramen.commands.consume import consume
 from duramen.commands.dump import dump
@@ -22,6 +23,7 @@ from duramen.commands.maintain import delete_records, recover, retain, verify
 from duramen.commands.offsets import describe, offsets
 from duramen.commands.produce import get, produce
 from duramen.commands.restore import restore
+from duramen.commands.schedule import schedule
 from duramen.commands.transfer import export, import_
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, Output, session
 
@@ -61,6 +63,13 @@ app.command()(get)
 app.command()(consume)
 app.command()(offsets)
 app.command()(describe)
+app.command()(explain)
+app.command()(plan)
+app.command()(compact)
+app.command()(pause)
+app.command()(resume)
+app.command()(schedule)
+app.command("prove-erased")(prove_erased)
 app.command()(dump)
 app.command()(verify)
 app.command()(recover)

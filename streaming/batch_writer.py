@@ -15,7 +15,7 @@ from logstore.store.committer import AppBatch, Committer, Staging
 from logstore.store.staging import EncodeOptions, TopicTarget
 from logstore.store.store import LogStore
 from streaming.options import WriteOptions
-from streaming.sink import check_types, store_token
+from streaming.sink import check_types, dead_letters, store_token
 from streaming.tasks import EncodeJob, encode_rows, read_report, staged_file
 
 
@@ -39,16 +39,28 @@ class LogWriter(DataSourceArrowWriter):
         with LogStore(options.store) as store:
             committer = Committer(store)
             names = store.topic_names() if "topic" in schema.fieldNames() else []
-            if options.topic is not None:
-                names = [*names, options.topic]
+            for each in (options.topic, options.dead_letter_topic):
+                if each is not None:
+                    names = [*names, each]
             self._targets: dict[str, TopicTarget] = {name: committer.target(name) for name in dict.fromkeys(names)}
+            self._letters = None
+            if options.dead_letter_topic is not None:
+                self._letters = dead_letters(
+                    committer, options.dead_letter_topic, options.topic, options.app_id, options.batch_id
+                )
             self._token = store_token(store)
             self._plan_id = uuid.uuid4().hex
             self._folder = store.layout.plan(self._plan_id)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         job = EncodeJob(
-            self._options.store, self._folder, self._token, self._targets, self._options.topic, self._encode
+            self._options.store,
+            self._folder,
+            self._token,
+            self._targets,
+            self._options.topic,
+            self._encode,
+            self._letters,
         )
         for report in encode_rows(job)(iterator):
             return StagedMessage(report.column(0)[0].as_py(), report.column(1)[0].as_py())

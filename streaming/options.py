@@ -37,9 +37,23 @@ _READ = (
     "includeHeaders",
     "isolationLevel",
 )
-_WRITE = ("store", "topic", "app_id", "batch_id", "query_id", "compression.type", "batch.size", "adopt")
+_WRITE = (
+    "store",
+    "topic",
+    "app_id",
+    "batch_id",
+    "query_id",
+    "compression.type",
+    "batch.size",
+    "adopt",
+    "deadLetterTopic",
+)
 #: spelled as other options of Spark's are
-_ALSO = {"compressiontype": "compression.type", "batchsize": "batch.size"}
+_ALSO = {
+    "compressiontype": "compression.type",
+    "batchsize": "batch.size",
+    "dead_letter_topic": "deadLetterTopic",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,7 @@ class WriteOptions:
     compression_type: str
     batch_size: int | None
     adopt: bool
+    dead_letter_topic: str | None = None
 
 
 def _given(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
@@ -159,6 +174,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         given.get("compression.type", "none"),
         _positive(given, "batch.size"),
         _boolean(given, "adopt", False),
+        given.get("deadLetterTopic"),
     )
 
 

@@ -27,7 +27,10 @@ from logstore.store.plan import Plan
 from logstore.store.registry import Topic
 from logstore.store.staging import EncodeOptions, StagedFile, TopicTarget
 from logstore.store.store import LogStore
+from streaming.connect import calling_query, leave_mark
+from streaming.dead_letters import DeadLetters
 from streaming.flusher import flush_later
+from streaming.progress import BATCHES_MAX, OBSERVED, BatchProgress, batch_progress
 from streaming.tasks import REPORT_SCHEMA, EncodeJob, apply_plans, encode_rows, read_report, staged_file
 
 if TYPE_CHECKING:
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 
 EXPECTED = """key binary|string (optional), value binary|string, timestamp timestamp|bigint ms (optional),
 headers array<struct<key:string,value:binary>> (optional), topic string (optional), partition int (optional)"""
+
+OUTPUT_MODES = """Of an aggregation make key and value, e.g. selectExpr("cast(id as string) as key",
+"to_json(struct(*)) as value"). Update mode sends the rows that changed, so that a key's latest value is its state;
+complete mode sends all rows again with every batch, and none for a key that is gone; append mode sends each row once,
+when it is final"""
 
 _TYPES: dict[str, tuple[str, ...]] = {
     "key": ("binary", "string", "void"),
@@ -59,6 +67,8 @@ class LogSink:
     app_id: the name under which batches are counted; keep it when the query changes, choose another for another query
     compression_type, batch_size: as Kafka's producer settings
     create_topics: partitions and settings for topics that do not exist, e.g. `{"partitions": 4, "configs": {…}}`
+    dead_letter_topic: where records go that their topic does not take, with headers that say why; without it they fail
+        the batch before anything is committed
     order_by: sort each micro-batch by this column first
     adopt: let this query go on under an app_id that another query wrote, or with batch ids that went back, once
     """
@@ -72,6 +82,7 @@ class LogSink:
         compression_type: str = "none",
         batch_size: int = EncodeOptions().batch_size,
         create_topics: dict[str, Any] | None = None,
+        dead_letter_topic: str | None = None,
         order_by: str | None = None,
         adopt: bool = False,
         query_id: str | None = None,
@@ -87,24 +98,51 @@ class LogSink:
         self.app_id = app_id
         self.options = EncodeOptions(compression_type, batch_size)
         self.create_topics = create_topics
+        self.dead_letter_topic = dead_letter_topic
         self.order_by = order_by
         self.adopt = adopt
         self.query_id = query_id
         self.flush_ms = flush_ms
+        self._mark: str | None = None
         #: the last micro-batch's receipt
         self.last: Committed | None = None
+        #: commit and append of the batch before: a ledger row is written before its own are known
+        self._previous_ms: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "last"} | {"last": None}
+        return self.__dict__ | {"last": None, "_previous_ms": {}, "_mark": leave_mark()}
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        self.last = self.write(df, batch_id)
+        self.write(df, batch_id)
 
     def write(self, df: DataFrame, batch_id: int) -> Committed:
         """Append one micro-batch; returns its receipt. Raises DuramenError; what it says about the batch is true."""
+        previous_ms, self._previous_ms = self._previous_ms, {}
+        done = self._written(df, batch_id, previous_ms)
+        if not done.replayed:
+            known = {f"previous_{name}": done.timings_ms[name] for name in ("commit", "append") if done.timings_ms}
+            self._previous_ms = known or previous_ms  # an empty batch has no row
+        self.last = done
+        return done
+
+    def observed(self, df: DataFrame) -> DataFrame:
+        """The stream with rows and bytes of each micro-batch observed, for the query's `observedMetrics`."""
+        from pyspark.sql import functions as f
+
+        lengths = [f.coalesce(f.octet_length(name), f.lit(0)) for name in ("key", "value") if name in df.columns]
+        size = f.coalesce(f.sum(sum(lengths[1:], lengths[0])), f.lit(0)) if lengths else f.lit(0)
+        return df.observe(f"{OBSERVED}.{self.app_id}", f.count(f.lit(1)).alias("rows"), size.alias("bytes"))
+
+    def progress(self, query: Any = None) -> list[BatchProgress]:
+        """The newest committed batches of the app, oldest first, each with what `query` tells of it."""
+        own = {int(each["batchId"]): each for each in query.recentProgress} if query is not None else {}
+        rows = committer_of(self.store).ledger.commits_of_app(self.app_id, BATCHES_MAX)
+        return batch_progress(rows, self.last, own)
+
+    def _written(self, df: DataFrame, batch_id: int, previous_ms: dict[str, int]) -> Committed:
         check_schema(df, self.topic)
         committer = committer_of(self.store)
-        app = AppBatch(self.app_id, batch_id, self.query_id or query_id_of(df), self.adopt)
+        app = AppBatch(self.app_id, batch_id, self.query_id or query_id_of(df, self._mark), self.adopt)
         for attempt in range(_ENCODE_TRIES_MAX):
             if committer.check_replay(app):
                 committer.finish_replay(app)
@@ -112,17 +150,18 @@ class LogSink:
                     drain(df)
                 return Committed("", replayed=True)
             targets = self._targets(committer, df)
+            letters = self._dead_letters(committer, batch_id)
             staging = Staging(committer.store)
             try:
                 began = time.monotonic()
-                files = self._encode(df, committer, staging, targets)
+                files = self._encode(df, committer, staging, targets, letters)
                 done = committer.commit(
                     staging,
                     files,
                     {target.id: target for target in targets.values()},
                     app=app,
                     apply_many=lambda plan, topic, numbers: apply_many(df, self.store, plan, topic, numbers),
-                    timings_ms={"encode": int((time.monotonic() - began) * 1000)},
+                    timings_ms={"encode": int((time.monotonic() - began) * 1000)} | previous_ms,
                     engine="spark",
                 )
             except (TopicChanged, CommitConflict):  # nothing happened: look again
@@ -143,12 +182,26 @@ class LogSink:
         raise AssertionError("unreachable")
 
     def _encode(
-        self, df: DataFrame, committer: Committer, staging: Staging, targets: dict[str, TopicTarget]
+        self,
+        df: DataFrame,
+        committer: Committer,
+        staging: Staging,
+        targets: dict[str, TopicTarget],
+        letters: DeadLetters | None = None,
     ) -> list[StagedFile]:
         names = [name for name in df.columns if name in _TYPES]
         if self.order_by is not None:
             df = df.orderBy(self.order_by)
-        job = EncodeJob(self.store, staging.folder, store_token(committer.store), targets, self.topic, self.options)
+        job = EncodeJob(
+            self.store,
+            staging.folder,
+            store_token(committer.store),
+            targets,
+            self.topic,
+            self.options,
+            letters,
+            self.create_topics is not None,
+        )
         rows = df.select(*names).mapInArrow(encode_rows(job), REPORT_SCHEMA).collect()
         reports = [read_report(bytes(row.report)) for row in sorted(rows, key=lambda row: row.task)]
         return [file for file in map(staged_file, reports) if file is not None]
@@ -160,7 +213,16 @@ class LogSink:
             if self.topic not in names:
                 self._ensure(committer, self.topic)
             names = [*names, self.topic]
+        if self.dead_letter_topic is not None:
+            if self.dead_letter_topic not in names:
+                self._ensure(committer, self.dead_letter_topic)
+            names = [*names, self.dead_letter_topic]
         return {name: committer.target(name) for name in dict.fromkeys(names)}
+
+    def _dead_letters(self, committer: Committer, batch_id: int) -> DeadLetters | None:
+        if self.dead_letter_topic is None:
+            return None
+        return dead_letters(committer, self.dead_letter_topic, self.topic, self.app_id, batch_id)
 
     def _ensure(self, committer: Committer, name: str) -> None:
         try:
@@ -173,6 +235,22 @@ class LogSink:
 
 
 # --- what driver and sink share -------------------------------------------------------------------------------------
+
+
+def dead_letters(
+    committer: Committer, name: str, topic: str | None, app_id: str | None, batch_id: int | None
+) -> DeadLetters:
+    """Raises InvalidConfig for a topic that could refuse dead letters itself, UnknownTopic."""
+    if name == topic:
+        raise InvalidConfig(f"topic {name} cannot take its own dead letters", hint="Give them a topic of their own")
+    target = committer.target(name)
+    if target.config.compact:
+        raise InvalidConfig(
+            f"the dead-letter topic {name} is compacted; records without key and all but the last of a key would go",
+            hint="Create it with cleanup.policy=delete",
+        )
+    return DeadLetters(target, app_id, batch_id)
+
 
 _open_stores: dict[tuple[str, int], Committer] = {}
 _open_lock = threading.Lock()
@@ -215,7 +293,10 @@ def check_schema(df: DataFrame, topic: str | None) -> None:
     """Raises InvalidRecord with the expected schema for columns that cannot become records."""
     problems = check_types(dict(df.dtypes), topic)
     if problems:
-        raise InvalidRecord("; ".join(problems), hint=f"Expected columns: {EXPECTED}")
+        hint = f"Expected columns: {EXPECTED}"
+        if "key" not in df.columns or "value" not in df.columns:
+            hint += f". {OUTPUT_MODES}"
+        raise InvalidRecord("; ".join(problems), hint=hint)
 
 
 def check_types(types: dict[str, str], topic: str | None) -> list[str]:
@@ -231,14 +312,14 @@ def check_types(types: dict[str, str], topic: str | None) -> list[str]:
     return problems
 
 
-def query_id_of(df: DataFrame) -> str | None:
-    """The streaming query this micro-batch belongs to; None where it cannot be known."""
+def query_id_of(df: DataFrame, mark: str | None = None) -> str | None:
+    """The streaming query this micro-batch belongs to; None for a batch that no query wrote. Raises InvalidConfig."""
     session = df.sparkSession
     try:
-        return session.sparkContext.getLocalProperty("sql.streaming.queryId")
-    except Exception:  # Spark Connect has no context; it knows the running queries
-        active = [query.id for query in session.streams.active]
-        return active[0] if len(active) == 1 else None
+        context = session.sparkContext
+    except Exception:  # Spark Connect has none
+        return calling_query(session, mark)
+    return context.getLocalProperty("sql.streaming.queryId")
 
 
 def drain(df: DataFrame) -> None:

@@ -13,7 +13,7 @@ import pickle
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from logstore.store.staging import (
     target_named,
 )
 from logstore.store.store import LogStore
+from streaming.dead_letters import DeadLetters, could_be_topic, write_sifted, write_unknown_topic
 
 #: rows of a task are encoded together until they have this many bytes for each partition, so that batches fill
 _BYTES_PER_PARTITION = 64 << 10
@@ -56,6 +57,10 @@ class EncodeJob:
     targets: dict[str, TopicTarget]
     topic: str | None
     options: EncodeOptions = field(default_factory=EncodeOptions)
+    #: where rows go that cannot be written; without it they are an error
+    dead_letters: DeadLetters | None = None
+    #: topics that rows name are created by the driver
+    creates_topics: bool = False
 
 
 def encode_rows(job: EncodeJob) -> Callable[[Batches], Batches]:
@@ -109,7 +114,13 @@ def staged_file(report: dict[str, object]) -> StagedFile | None:
         report["host"],  # type: ignore[arg-type]
         report["encode_ms"],  # type: ignore[arg-type]
         tuple(report["placed"]),  # type: ignore[arg-type]
+        report["dead_letters"],  # type: ignore[arg-type]
     )
+
+
+def worker_name() -> str:
+    """The executor this process works for, host:pid: executors may share a host, its processes have one parent."""
+    return f"{os.uname().nodename}:{os.getppid()}"
 
 
 def _task_number() -> int:
@@ -128,7 +139,7 @@ def _encode(job: EncodeJob, batches: Batches) -> dict[str, object]:
     writer: StagedWriter | None = None
     threshold = _threshold(job)
     held: list[pa.RecordBatch] = []
-    size = 0
+    size = dead = 0
     try:
         for batch in batches:
             if not batch.num_rows:
@@ -137,14 +148,15 @@ def _encode(job: EncodeJob, batches: Batches) -> dict[str, object]:
             size += batch.nbytes
             if size >= threshold:
                 writer = writer or _writer(job)
-                _write(writer, job, held)
+                dead += _write(writer, job, held)
                 held, size = [], 0
         if held:
             writer = writer or _writer(job)
-            _write(writer, job, held)
+            dead += _write(writer, job, held)
         if writer is None:
             return {"name": None}
-        return asdict(writer.finish(encode_ms=int((time.monotonic() - began) * 1000)))
+        staged = writer.finish(encode_ms=int((time.monotonic() - began) * 1000))
+        return asdict(replace(staged, host=worker_name(), dead_letters=dead))
     except BaseException:
         if writer is not None:
             writer.abandon()
@@ -175,26 +187,34 @@ def _writer(job: EncodeJob) -> StagedWriter:
     return StagedWriter(OS_FILES, job.folder, options=job.options, now_ms=time.time_ns() // 1_000_000)
 
 
-def _write(writer: StagedWriter, job: EncodeJob, batches: list[pa.RecordBatch]) -> None:
+def _write(writer: StagedWriter, job: EncodeJob, batches: list[pa.RecordBatch]) -> int:
+    """Returns how many of the rows became dead letters."""
     rows = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     if "topic" not in rows.schema.names:
-        _write_topic(writer, target_named(job.targets, job.topic or ""), rows)
-        return
+        return _write_topic(writer, job, job.topic or "", rows)
     topics = rows.column("topic")
     if job.topic is not None:
         topics = pc.fill_null(topics, job.topic)
     rows = rows.drop_columns(["topic"])
+    dead = 0
     for name in pc.unique(topics).to_pylist():
         mine = rows.filter(pc.equal(topics, name)) if name is not None else rows.filter(pc.is_null(topics))
-        _write_topic(writer, target_named(job.targets, name or ""), mine)
+        dead += _write_topic(writer, job, name or "", mine)
+    return dead
 
 
-def _write_topic(writer: StagedWriter, target: TopicTarget, rows: pa.RecordBatch) -> None:
+def _write_topic(writer: StagedWriter, job: EncodeJob, topic: str, rows: pa.RecordBatch) -> int:
     partitions = None
     if "partition" in rows.schema.names:
         partitions = rows.column("partition")
         rows = rows.drop_columns(["partition"])
-    writer.write(target, rows, partitions)
+    letters = job.dead_letters
+    if letters is None:
+        writer.write(target_named(job.targets, topic), rows, partitions)
+        return 0
+    if topic not in job.targets and not (job.creates_topics and could_be_topic(topic)):
+        return write_unknown_topic(writer, letters, topic, rows, partitions)
+    return write_sifted(writer, letters, target_named(job.targets, topic), rows, partitions, job.options)
 
 
 # --- appending ------------------------------------------------------------------------------------------------------
@@ -207,4 +227,4 @@ def _apply(store_path: str, plan_id: str, topic_name: str, numbers: list[int]) -
         topic = store.topic(topic_name)
         for number in numbers:
             apply_partition(store, plan, topic, number)
-    return {"host": os.uname().nodename, "partitions": len(numbers)}
+    return {"host": worker_name(), "partitions": len(numbers)}

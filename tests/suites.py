@@ -45,7 +45,7 @@ class Suite:
 
 SUITES = (
     Suite("lint"),
-    Suite("unit", ("tests/logstore", "tests/duramen", "tests/test_*.py")),
+    Suite("unit", ("tests/logstore", "tests/compaction_job", "tests/duramen", "tests/test_*.py")),
     Suite("simulation", ("tests/simulation",)),
     Suite("crash", ("tests/crash",)),
     Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "60"}, arguments=("--timeout=600",)),

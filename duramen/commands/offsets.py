@@ -9,6 +9,10 @@ import typer
 from duramen.session import bad_usage, print_pairs, print_table, session, size_text, time_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logstore.ledger import Ledger, SegmentRow
+    from logstore.partition.state import PartitionState
     from logstore.store.registry import Topic
     from logstore.store.store import LogStore
 
@@ -84,7 +88,8 @@ def _offsets(store: LogStore, topic: Topic, number: int, at_ms: int | None) -> d
 def describe(topics: Topics = None) -> None:
     """Show topics with every setting in force and its source, and what each partition holds."""
     with session.open() as store:
-        documents = [_describe(store, topic) for topic in chosen_topics(store, topics)]
+        ledger = _ledger(store)
+        documents = [_describe(store, topic, ledger) for topic in chosen_topics(store, topics)]
 
     def text() -> None:
         for number, document in enumerate(documents):
@@ -100,7 +105,19 @@ def describe(topics: Topics = None) -> None:
             )
             print()
             print_table(
-                ["partition", "log start", "high watermark", "recovery point", "segments", "size", "newest record"],
+                [
+                    "partition",
+                    "log start",
+                    "high watermark",
+                    "recovery point",
+                    "segments",
+                    "size",
+                    "newest record",
+                    "counted",
+                    "records",
+                    "keys",
+                    "tombstones",
+                ],
                 [
                     [
                         each["partition"],
@@ -110,6 +127,7 @@ def describe(topics: Topics = None) -> None:
                         each["segments"],
                         size_text(each["size_bytes"]),
                         time_text(each["largest_timestamp_ms"]),
+                        *_counted_text(each),
                     ]
                     for each in document["partitions"]
                 ],
@@ -123,30 +141,59 @@ def describe(topics: Topics = None) -> None:
     session.answer({"topics": documents}, text)
 
 
+def _counted_text(partition: dict[str, Any]) -> list[object]:
+    """What compaction counted, and in how many of the segments it did."""
+    if not partition["counted_segments"]:
+        return ["-"] * 4
+    counted = f"{partition['counted_segments']} of {partition['segments']} segments"
+    return [counted, partition["records"], partition["keys"], partition["tombstones"]]
+
+
+def _ledger(store: LogStore) -> Ledger | None:
+    """None where nothing was ever committed: looking does not make one."""
+    from logstore.ledger import Ledger
+
+    if not store.fs.exists(store.layout.ledger):
+        return None
+    return Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+
+
+def _counted(known: Iterable[SegmentRow], state: PartitionState) -> dict[str, int | None]:
+    """True counts from the ledger, of segments that are still what was counted."""
+    sizes = {each.base_offset: each.size_bytes for each in state.segments[:-1]}
+    rows = [row for row in known if sizes.get(row.base_offset) == row.size_bytes]
+    return {
+        "counted_segments": len(rows),
+        "records": sum(row.records for row in rows) if rows else None,
+        "keys": sum(row.keys for row in rows) if rows else None,
+        "tombstones": sum(row.tombstones for row in rows) if rows else None,
+    }
+
+
 def _source(setting: dict[str, Any]) -> str:
     source = str(setting["source"])
     return f"{source} ({setting['source_name']})" if source == "store file" else source
 
 
-def _describe(store: LogStore, topic: Topic) -> dict[str, Any]:
+def _describe(store: LogStore, topic: Topic, ledger: Ledger | None) -> dict[str, Any]:
     from logstore.config import format_value
 
     ends = store.ends(topic)
+    counts = {} if ledger is None else ledger.segments_of(topic.id)
     partitions = []
     for number in range(topic.partitions):
         state = store.partition_state(topic, number)
-        partitions.append(
-            {
-                "partition": number,
-                "log_start_offset": state.log_start_offset,
-                "high_watermark": ends.high_watermarks[number],
-                "recovery_point": ends.recovery_points[number],
-                "first_dirty_offset": state.first_dirty_offset,
-                "segments": len(state.segments),
-                "size_bytes": store.log_bytes(topic, number),
-                "largest_timestamp_ms": store.largest_timestamp_ms(topic, number),
-            }
-        )
+        partition: dict[str, Any] = {
+            "partition": number,
+            "log_start_offset": state.log_start_offset,
+            "high_watermark": ends.high_watermarks[number],
+            "recovery_point": ends.recovery_points[number],
+            "first_dirty_offset": state.first_dirty_offset,
+            "segments": len(state.segments),
+            "size_bytes": store.log_bytes(topic, number),
+            "largest_timestamp_ms": store.largest_timestamp_ms(topic, number),
+        }
+        partitions.append(partition | _counted(counts.get(number, ()), state))
     return {
         "name": topic.name,
         "id": topic.id,

@@ -179,8 +179,11 @@ class DedupeMap:
             min_offset = stopped_at
 
     def merge(self, other: DedupeMap) -> bool:
-        """Take all entries of another map, the greater winning; False, and nothing done, when they might not fit."""
-        if self.used + other.used > self.keys_max:
+        """Take all entries of another map, the greater winning; False, and nothing done, when they might not fit.
+
+        A map with no room left takes no record, not even of a key it knows: so there must be some left.
+        """
+        if self.used + other.used >= self.keys_max:
             return False
         while self.used + other.used > int(self._block[slots.K_ROOM]) and self._grow():
             pass

@@ -159,9 +159,10 @@ def index_range(
     decoder = Decoder(limits=work.limits, headers=False)
     transactions = Transactions()
     bases = [s.base_offset for s in work.segments]
-    if segments:
-        transactions.add(aborted_between(fs, work, max(start, segments[0].base_offset), work.first_uncleanable_offset))
     latest = start - 1
+    if segments:
+        latest = max(latest, segments[0].base_offset - 1)  # what lies before them is indexed already
+        transactions.add(aborted_between(fs, work, max(start, segments[0].base_offset), work.first_uncleanable_offset))
     for source in segments:
         at = bases.index(source.base_offset)
         following = bases[at + 1] if at + 1 < len(bases) else work.first_uncleanable_offset

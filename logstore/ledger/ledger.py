@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -200,6 +199,11 @@ class Ledger:
         table = self.commits_table
         return table.run(lambda: [commit_row(row) for row in table.read_all().to_pylist()])
 
+    def commits_of_app(self, app_id: str, count: int) -> list[CommitRow]:
+        """The app's newest rows, at most `count`, oldest first."""
+        mine = pc.field("app_id") == app_id
+        return self.commits_table.run(lambda: self._newest_first(mine, count))[::-1]
+
     def _newest_first(self, condition: pc.Expression, count: int) -> list[CommitRow]:
         found: list[CommitRow] = []
         for file in reversed(self.commits_table.files()):
@@ -254,12 +258,17 @@ class Ledger:
 
     def segments(self, topic_id: str, partition: int) -> list[SegmentRow]:
         """A partition's statistics by base offset."""
+        return self.segments_of(topic_id).get(partition, [])
+
+    def segments_of(self, topic_id: str) -> dict[int, list[SegmentRow]]:
+        """A topic's statistics by partition, by base offset in each."""
         table = self.segments_table
-        mine = (pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)
-        names = ["base_offset", "size_bytes", "records", "keys", "tombstones", "run_id"]
+        names = ["partition", "base_offset", "size_bytes", "records", "keys", "tombstones", "run_id"]
         rows: pa.Table = table.run(table.read_all)
-        found: list[dict[str, Any]] = rows.filter(mine).sort_by("base_offset").select(names).to_pylist()
-        return [SegmentRow(**row) for row in found]
+        found: dict[int, list[SegmentRow]] = {}
+        for row in rows.filter(pc.field("topic_id") == topic_id).sort_by("base_offset").select(names).to_pylist():
+            found.setdefault(row.pop("partition"), []).append(SegmentRow(**row))
+        return found
 
 
 def _app(app_id: str) -> str:

@@ -34,7 +34,9 @@ COMMITS = pa.schema(
         ("end_offsets", pa.list_(_LONG)),
         ("records", _LONG),
         ("size_bytes", _LONG),
-        ("timings_ms", pa.map_(_TEXT, _LONG)),  # what was known at the commit: encode, plan, the previous append, …
+        ("dead_letters", _LONG),  # rows of the whole batch that went to the dead-letter topic instead
+        # what was known at the commit: encode and plan of this batch, commit and append of the one before
+        ("timings_ms", pa.map_(_TEXT, _LONG)),
         ("workers", pa.list_(_TEXT)),
         ("void", pa.bool_()),  # occupies the sequence of a plan whose outcome was unknown; no data
         ("committed_ms", _LONG),
@@ -107,6 +109,7 @@ class CommitRequest:
     timings_ms: Mapping[str, int] = field(default_factory=dict)
     workers: tuple[str, ...] = ()
     engine: str = ""
+    dead_letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ class CommitRow:
     end_offsets: tuple[int, ...]
     records: int
     size_bytes: int
+    dead_letters: int
     timings_ms: Mapping[str, int]
     workers: tuple[str, ...]
     void: bool
@@ -207,6 +211,7 @@ def check_request(request: CommitRequest) -> None:
                 )
         check_number("records", topic.records)
         check_number("bytes", topic.size_bytes)
+    check_number("dead letters", request.dead_letters)
     check_text("engine", request.engine, empty=True)
     for name, number in request.timings_ms.items():
         check_text("name of a timing", name)
@@ -239,6 +244,7 @@ def commit_rows(request: CommitRequest, *, void: bool, now_ms: int) -> list[dict
         "app_id": request.app_id,
         "batch_id": request.batch_id,
         "query_id": request.query_id,
+        "dead_letters": 0 if void else request.dead_letters,
         "timings_ms": list(request.timings_ms.items()),
         "workers": list(request.workers),
         "void": void,

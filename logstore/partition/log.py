@@ -1010,6 +1010,7 @@ class PartitionLog:
             self._state,
             first_dirty_offset=first_dirty,
             producers=bool(self._producers.producers),
+            transactions=self._state.transactions or bool(self._producers.producers),
             recovery_point_max=None if believable else self._recovery_point,
             closed=closed,
         )

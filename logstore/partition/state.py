@@ -51,7 +51,7 @@ class PartitionState:
     dropped_tombstones: int = 0
     segments: tuple[SegmentEntry, ...] = field(default=())
     swap: SwapNote | None = None
-    #: whether idempotent or transactional producers ever wrote here; their state must be kept then
+    #: whether idempotent or transactional producers are known; their state must be kept then
     producers: bool = True
     #: no recovery point above this may be believed: what was cut off since may have been written anew
     recovery_point_max: int | None = None
@@ -59,6 +59,8 @@ class PartitionState:
     closed: bool = False
     #: when the first tombstone or marker of the compacted part may go; -1: there is none, None: not known
     next_horizon_ms: int | None = None
+    #: whether there may be batches of transactions: they stay when their producers have long expired
+    transactions: bool = True
 
     def with_segments(self, segments: tuple[SegmentEntry, ...], *, log_start_offset: int) -> PartitionState:
         """The next generation with another list, of a log that is being written."""
@@ -82,6 +84,7 @@ def encode_state(state: PartitionState) -> bytes:
         "recovery_point_max": state.recovery_point_max,
         "closed": state.closed,
         "next_horizon_ms": state.next_horizon_ms,
+        "transactions": state.transactions,
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
@@ -133,6 +136,7 @@ def _from_json(body: object) -> PartitionState:
         None if body.get("recovery_point_max") is None else _natural(body["recovery_point_max"]),
         body.get("closed") is True,
         _horizon(body.get("next_horizon_ms")),
+        body.get("transactions", True) is not False,
     )
 
 

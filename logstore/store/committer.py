@@ -73,6 +73,8 @@ class Committed:
     replayed: bool = False
     timings_ms: Mapping[str, int] = field(default_factory=dict)
     workers: tuple[str, ...] = ()
+    #: rows that went to the dead-letter topic instead; `records` has them, too
+    dead_letters: int = 0
 
 
 #: Runs `apply_partition` for partitions of one topic of a plan; the sink spreads large ones over executors.
@@ -199,6 +201,7 @@ class Committer:
 
             began = time.monotonic()
             workers = tuple(sorted({file.host for file in files}))
+            dead_letters = sum(file.dead_letters for file in files)
             request = CommitRequest(
                 plan_id=plan.plan_id,
                 topics=tuple(
@@ -220,6 +223,7 @@ class Committer:
                 timings_ms=timings,
                 workers=workers,
                 engine=engine,
+                dead_letters=dead_letters,
             )
             self._decide(request, staging)
             timings["commit"] = _since(began)
@@ -243,6 +247,7 @@ class Committer:
             sum(topic.bytes for topic in plan.topics),
             timings_ms=timings,
             workers=workers,
+            dead_letters=dead_letters,
         )
 
     def _decide(self, request: CommitRequest, staging: Staging) -> None:
@@ -250,7 +255,7 @@ class Committer:
         staging.decided = True
         try:
             self.ledger.commit(request)
-        except CommitConflict:
+        except (CommitConflict, OSError):  # the ledger says of both that nothing happened
             staging.decided = False
             raise
         except CommitUnknown as error:
@@ -331,21 +336,13 @@ class Committer:
 
     def _publish(self, topic: Topic, ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
         """Readers see the batch from here on."""
-        # The topic may have been widened since the plan was made.
-        planned = (*plan.end_offsets, *ends.high_watermarks[len(plan.end_offsets) :])
-        watermarks = tuple(max(*pair) for pair in zip(ends.high_watermarks, planned, strict=True))
-        moved = [new != old for new, old in zip(watermarks, ends.high_watermarks, strict=True)]
-        stable = tuple(
-            new if was_moved and ends.last_stable_offsets[number] == ends.high_watermarks[number] else old
-            for number, (new, old, was_moved) in enumerate(
-                zip(watermarks, ends.last_stable_offsets, moved, strict=True)
-            )
-        )
-        published = replace(
-            ends, high_watermarks=watermarks, last_stable_offsets=stable, applied_sequence=plan.sequence
-        )
-        self.store.write_ends(topic, published)
-        return published
+        while True:
+            published = _with_plan(ends, plan)
+            if self.store.replace_ends(topic, ends, published):
+                return published
+            ends = self.store.ends(topic)  # the lease was lost meanwhile
+            if ends.applied_sequence >= plan.sequence:
+                return ends  # another has published this, and perhaps more
 
     # --- settle -----------------------------------------------------------------------------------------------------
 
@@ -479,7 +476,8 @@ class Committer:
                 return ends
             self._sync_all(topic, pending, ends)
             flushed = replace(ends, recovery_points=ends.high_watermarks, flushed_sequence=ends.applied_sequence)
-            self.store.write_ends(topic, flushed)
+            if not self.store.replace_ends(topic, ends, flushed):
+                return self.store.ends(topic)  # the lease was lost meanwhile: whoever has it flushes
             rows = self.ledger.commits_after(topic.id, ends.flushed_sequence)
             plans = [row.plan_id for row in rows if not row.void and row.sequence <= flushed.flushed_sequence]
         for plan_id in plans:
@@ -576,6 +574,19 @@ def _is_replay(last: AppProgress | None, app: AppBatch) -> bool:
             "choose a new app_id",
         )
     return False
+
+
+def _with_plan(ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
+    """The ends once the plan is applied."""
+    # The topic may have been widened since the plan was made.
+    planned = (*plan.end_offsets, *ends.high_watermarks[len(plan.end_offsets) :])
+    watermarks = tuple(max(*pair) for pair in zip(ends.high_watermarks, planned, strict=True))
+    moved = [new != old for new, old in zip(watermarks, ends.high_watermarks, strict=True)]
+    stable = tuple(
+        new if was_moved and ends.last_stable_offsets[number] == ends.high_watermarks[number] else old
+        for number, (new, old, was_moved) in enumerate(zip(watermarks, ends.last_stable_offsets, moved, strict=True))
+    )
+    return replace(ends, high_watermarks=watermarks, last_stable_offsets=stable, applied_sequence=plan.sequence)
 
 
 def _dense_end(log: PartitionLog, offset: int) -> int:

@@ -34,7 +34,7 @@ from logstore.config import LogConfig
 from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted
 from logstore.ledger import Ledger, RunRow, SegmentRow
 from logstore.partition.roll import max_segment_ms
-from logstore.partition.state import PartitionState, read_state
+from logstore.partition.state import PartitionState, SegmentEntry, read_state
 from logstore.partition.swap import finish_swap
 from logstore.records.compression import codec_by_name
 from logstore.records.header import read_header
@@ -173,14 +173,19 @@ def plan_partition(
     failures: Mapping[tuple[str, int], SetAside] | None = None,
     threads: int = 1,
     free_bytes: int | None = None,
+    flushed: bool = False,
 ) -> PartitionPlan:
     """Look at one partition; nothing is opened but its state, and first headers where max.compaction.lag.ms is set.
 
-    `config` answers what-if. Raises UnknownTopic, CorruptState.
+    `config` answers what-if. `flushed` looks at it as it will be once it was flushed, and rolled where that is due:
+    a job does so first. Raises UnknownTopic, CorruptState.
     """
     config = config or store.log_config(topic)
     state = store.partition_state(topic, number)
-    facts = facts_of(store, topic, number, state)
+    rolls_active = config.compact and idle_and_due(store, topic, number, state, config, now_ms)
+    if flushed and rolls_active:
+        state = _as_rolled(store, topic, number, state)
+    facts = facts_of(store, topic, number, state, flushed=flushed)
     found = cleanable(
         facts,
         rules_of(config),
@@ -218,7 +223,7 @@ def plan_partition(
         read_bytes=dirty_bytes + sum(s.size_bytes for s in sources),
         extra_bytes=largest * at_once,
         groups_at_once=at_once,
-        rolls_active=config.compact and idle_and_due(store, topic, number, state, config, now_ms),
+        rolls_active=rolls_active,
         paused=config.duramen_compaction_paused,
         compacted=config.compact,
         set_aside=(failures or {}).get((topic.id, number)),
@@ -227,11 +232,20 @@ def plan_partition(
     )
 
 
+def _as_rolled(store: LogStore, topic: Topic, number: int, state: PartitionState) -> PartitionState:
+    """The state with the active segment closed; the one behind it is not there yet."""
+    active = replace(state.segments[-1], size_bytes=_active_bytes(store, topic, number, state))
+    end_offset = store.high_watermark(topic, number)
+    return replace(state, segments=(*state.segments[:-1], active, SegmentEntry(end_offset, 0, -1)))
+
+
 def _active_bytes(store: LogStore, topic: Topic, number: int, state: PartitionState) -> int:
     return (store.active_bytes(topic, number, state) or 0) if state.segments else 0
 
 
-def facts_of(store: LogStore, topic: Topic, number: int, state: PartitionState) -> CleanerFacts:
+def facts_of(
+    store: LogStore, topic: Topic, number: int, state: PartitionState, *, flushed: bool = False
+) -> CleanerFacts:
     ends = store.ends(topic)
     horizon = state.next_horizon_ms
     active = state.segments[-1] if state.segments else None
@@ -244,7 +258,7 @@ def facts_of(store: LogStore, topic: Topic, number: int, state: PartitionState) 
         log_end_offset=ends.high_watermarks[number],
         last_stable_offset=ends.last_stable_offsets[number],
         first_dirty_offset=state.first_dirty_offset,
-        recovery_point=ends.recovery_points[number],
+        recovery_point=ends.high_watermarks[number] if flushed else ends.recovery_points[number],
         next_horizon_ms=None if horizon in (None, -1) else horizon,
     )
 
@@ -352,9 +366,13 @@ def pass_work(
     found: Cleanable,
     now_ms: int,
     budget: Budget,
+    *,
+    rolled: bool = False,
 ) -> PassWork:
     """The work of a pass as it would be now, but for what only an open log knows of its producers."""
     state = store.partition_state(topic, number)
+    if rolled:
+        state = _as_rolled(store, topic, number, state)
     return _work(store, topic, number, state, config, found, now_ms, budget, {})
 
 
@@ -489,6 +507,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
     store.fs.mkdir(folder)
     owner = FileLock(store.fs, os.path.join(folder, _OWNER_FILE))
     owner.acquire(0)
+    owner.sign(store.clock, what)  # whose records lie here
     try:
 
         def swapped(done: Cleaned) -> None:
@@ -538,6 +557,10 @@ def abandon_runs(ledger: Ledger, store: LogStore) -> list[str]:
             continue
         try:
             with store.locks.maintenance(run.topic_id, run.partition, what="look for killed runs", wait_ms=0):
+                # It may have ended since the ledger was read; its receipt must stand.
+                now = next((each for each in ledger.runs() if each.run_id == run.run_id), run)
+                if now.result != RUNNING:
+                    continue
                 ledger.record_run(
                     replace(run, result=ABANDONED, reason="its process is gone", ended_ms=store.clock.now_ms())
                 )

@@ -209,9 +209,17 @@ class StoreLocks:
         with self._hold(LockRank.CHECKPOINT, ("", -1), what, wait_ms):
             yield
 
+    @property
+    def wait_ms(self) -> int:
+        return self._wait_ms
+
+    def ends_path(self, topic_id: str) -> str:
+        """The lock file for replacing a topic's ends; held for no longer than that, after any other."""
+        return os.path.join(self._layout.locks, f"ends-{topic_id}")
+
     def forget_topic(self, topic_id: str, partitions: int) -> None:
         """Remove the lock files of a deleted topic; whoever waits on one notices."""
-        names = [_name(LockRank.LEASE, (topic_id, -1))]
+        names = [_name(LockRank.LEASE, (topic_id, -1)), os.path.basename(self.ends_path(topic_id))]
         for partition in range(partitions):
             names += [_name(rank, (topic_id, partition)) for rank in (LockRank.MAINTENANCE, LockRank.PARTITION)]
         for name in names:

@@ -70,13 +70,18 @@ class Recovery:
         return bool(self.cuts or self.quarantined or self.lost_from is not None)
 
 
-def retain(store: LogStore, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False) -> Retention:
-    """Run the topic's retention over one partition. Raises LockHeld, CorruptState, DamagedLog."""
+def retain(
+    store: LogStore, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False, wait_ms: int | None = None
+) -> Retention:
+    """Run the topic's retention over one partition. Raises LockHeld, CorruptState, DamagedLog.
+
+    `wait_ms` is for whoever compacts the partition at the moment; None: as long as the store waits for any lock.
+    """
     if dry_run:
         return _would_retain(store, topic, number, now_ms)
     what = f"retain {topic.name}-{number}"
     with (
-        store.locks.maintenance(topic.id, number, what=what),
+        store.locks.maintenance(topic.id, number, what=what, wait_ms=wait_ms),
         store.writing(topic, number, what=what, clock=ManualClock(now_ms)) as log,
     ):
         done = log.apply_retention()

@@ -103,7 +103,9 @@ def plan_restore(
     log_starts = tuple(starts)
     if since_offsets is not None:
         starts = _checked(topic, since_offsets, latest, "since_offsets")
-        for number, (since, log_start) in enumerate(zip(starts, log_starts, strict=True)):
+        for number, (since, end, log_start) in enumerate(zip(starts, ends, log_starts, strict=True)):
+            if end < since:
+                raise InvalidConfig(f"{topic.partition(number)} would end at {end}, before its start {since}")
             if since < log_start:
                 raise OffsetOutOfRange(
                     f"records {since} to {log_start} are gone: the log starts at {log_start}",

@@ -78,6 +78,8 @@ class StagedFile:
     encode_ms: int = 0
     #: topics in which some rows went where a `partition` column said, not where their key belongs
     placed: tuple[str, ...] = ()
+    #: rows that went to the dead-letter topic instead
+    dead_letters: int = 0
 
     @property
     def records(self) -> int:
@@ -90,7 +92,8 @@ class StagedWriter:
     def __init__(self, fs: FileSystem, folder: str, *, options: EncodeOptions, now_ms: int) -> None:
         self._fs = fs
         self._options = options
-        self._now_ms = now_ms
+        #: what stands for the time of rows that have none
+        self.now_ms = now_ms
         self.name = f"{uuid.uuid4().hex}.batches"
         self._folder = folder
         fs.mkdir(folder)
@@ -109,7 +112,7 @@ class StagedWriter:
         _check_times(rows, target.name)
         columns = columns_of_batch(rows)
         codec_id = topic_codec_id(target.config, codec_by_name(self._options.compression_type).id)
-        check_columns(columns, target.config, self._now_ms, codec_id, target.name)
+        check_columns(columns, target.config, self.now_ms, codec_id, target.name)
         # Rows without key keep to one partition for a while, as Kafka's producers do, so that batches fill.
         self._sticky += 1
         given = _given(partitions)
@@ -131,7 +134,7 @@ class StagedWriter:
                     codec_id=codec_id,
                     level=codec_level(config, codec_id) if codec_id else None,
                     batch_bytes=min(self._options.batch_size, config.max_message_bytes, config.segment_bytes),
-                    default_timestamp_ms=self._now_ms,
+                    default_timestamp_ms=self.now_ms,
                 )
             )
         return encoder

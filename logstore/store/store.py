@@ -20,6 +20,7 @@ from logstore.errors import (
     DamagedLog,
     DuramenError,
     InvalidConfig,
+    LockHeld,
     NotAStore,
     TopicExists,
     UnknownTopic,
@@ -37,7 +38,7 @@ from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA, FileKind, file_name
 from logstore.store.ends import TopicEnds, read_ends, write_ends
 from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
-from logstore.store.locks import DEFAULT_WAIT_MS, StoreLocks
+from logstore.store.locks import DEFAULT_WAIT_MS, FileLock, StoreLocks
 from logstore.store.probe import probe_file_system
 from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
@@ -239,6 +240,22 @@ class LogStore:
         """Durable when this returns. The caller holds the topic's lease."""
         make_directory(self.fs, self.layout.topic_state(topic.id))
         write_ends(self.fs, self.layout.ends(topic.id), ends)
+
+    def replace_ends(self, topic: Topic, seen: TopicEnds, ends: TopicEnds) -> bool:
+        """The same, if the ends are still as `seen`; False when somebody else moved them: the lease was lost.
+
+        A lock of its own makes looking and writing one step, whoever holds the lease by now.
+        """
+        lock = FileLock(self.fs, self.locks.ends_path(topic.id))
+        if not lock.acquire(self.locks.wait_ms):
+            raise LockHeld(f"waited {self.locks.wait_ms} ms for the ends of {topic.name}", file=lock.path)
+        try:
+            if self.ends(topic) != seen:
+                return False
+            self.write_ends(topic, ends)
+            return True
+        finally:
+            lock.release()
 
     # --- partitions ----------------------------------------------------------------------------------------------
 
@@ -474,7 +491,7 @@ class LogStore:
                 self.fs.fsync_dir(self.layout.state)
                 if not self.fs.exists(state_path):
                     # Readers go by the list, also by an empty one.
-                    write_state(self.fs, state_path, PartitionState(producers=False))
+                    write_state(self.fs, state_path, PartitionState(producers=False, transactions=False))
                 draft = self.layout.work("partition")
                 self.fs.mkdir(draft)
                 write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)

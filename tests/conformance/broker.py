@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conformance.build import build
@@ -48,8 +48,15 @@ class Broker:
     `settings` are added to server.properties when the directory is formatted, at the first start.
     """
 
-    def __init__(self, kafka: Kafka, data_dir: Path, settings: Mapping[str, str | int] | None = None) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        data_dir: Path,
+        settings: Mapping[str, str | int] | None = None,
+        jvm_options: Sequence[str] = _JVM_OPTIONS,
+    ) -> None:
         self.kafka = kafka
+        self._jvm_options = tuple(jvm_options)
         self.data_dir = data_dir
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -124,7 +131,7 @@ class Broker:
             return
         if self._port == 0:
             self._format()
-        command = ["java", *_JVM_OPTIONS, "-cp", build(), "kafka.Kafka", str(self.data_dir / "server.properties")]
+        command = ["java", *self._jvm_options, "-cp", build(), "kafka.Kafka", str(self.data_dir / "server.properties")]
         with open(self.data_dir / "broker.out", "ab") as out:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
         self._process = process

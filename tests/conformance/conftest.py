@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +27,14 @@ def kafka() -> Iterator[Kafka]:
         pytest.skip(reason)
     with Kafka() as running:
         yield running
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """In memory where the machine has such a place: Kafka waits for the disk at every roll and close."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 256 << 20:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="duramen-scratch-", dir=memory) as name:
+        yield Path(name)

@@ -154,6 +154,41 @@ class LogRun:
     closed: LogState
 
 
+@dataclass(frozen=True, slots=True)
+class Cleanable:
+    """What Kafka would clean of a log; `checkpoint_reset` says that the one given is out of range and replaced. The
+    ratio of nothing to nothing is not a number."""
+
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    checkpoint_reset: bool
+    clean_bytes: int
+    cleanable_bytes: int
+    cleanable_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Cleanable):
+    """Whether Kafka's cleaner manager would take the log now, `checkpoint` the one it leaves behind, if any."""
+
+    eligible: bool
+    must_clean: bool
+    compaction_delay_ms: int
+    checkpoint: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerPass(Cleanable):
+    """One pass of Kafka's cleaner. `end_offset` is the new checkpoint, the old one where there was nothing to clean;
+    then `stats` is empty. Stats: map_entries, map_slots, map_bytes_read, map_messages_read, bytes_read, bytes_written,
+    messages_read, messages_written, invalid_messages_read, nanos."""
+
+    cleaned: bool
+    end_offset: int
+    stats: dict[str, int]
+    state: LogState
+
+
 def encoded(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode("ascii")
 
@@ -668,6 +703,72 @@ class Kafka:
         producers as in LogState. For closed directories."""
         files: dict[str, list[Any]] = self.request("indexes", directory=str(directory))["files"]
         return files
+
+    # ------------------------------------------------------------------------------------------- compaction
+
+    def clean(
+        self,
+        directory: Path,
+        config: Config | None = None,
+        *,
+        now_ms: int,
+        checkpoint: int | None = None,
+        roll: bool = False,
+        dedupe_buffer_bytes: int = 1 << 20,
+        load_factor: float = 0.9,
+        io_buffer_bytes: int = 256 << 10,
+        io_buffer_bytes_max: int = 1 << 20,
+        log_start_offset: int = 0,
+        producer_id_expiration_ms: int = 86_400_000,
+        timeout_s: float | None = None,
+    ) -> CleanerPass:
+        """Opens the directory with UnifiedLog and lets Kafka's cleaner make one pass, whether or not one is due.
+
+        `checkpoint` is the cleaner's (none: the log start). The dedupe buffer and the size of each I/O buffer are those
+        of one thread; I/O buffers grow up to `io_buffer_bytes_max`, the broker's message.max.bytes. With `roll` the
+        active segment is closed first. Replaced files are gone when this returns.
+        """
+        answer = self.request(
+            "clean",
+            timeout_s,
+            directory=str(directory),
+            config=_settings(config),
+            now_ms=now_ms,
+            checkpoint=checkpoint,
+            roll=roll,
+            dedupe_buffer_bytes=dedupe_buffer_bytes,
+            load_factor=load_factor,
+            io_buffer_bytes=io_buffer_bytes,
+            io_buffer_bytes_max=io_buffer_bytes_max,
+            log_start_offset=log_start_offset,
+            producer_id_expiration_ms=producer_id_expiration_ms,
+        )
+        ratio = float(answer["cleanable_ratio"])
+        return CleanerPass(**{"stats": {}, **answer, "cleanable_ratio": ratio, "state": _state(answer["state"])})
+
+    def cleanable(
+        self,
+        directory: Path,
+        questions: Iterable[tuple[int, int | None, Config]],
+        *,
+        config: Config | None = None,
+        log_start_offset: int = 0,
+        hold_high_watermark: bool = False,
+    ) -> list[Verdict]:
+        """What Kafka's cleaner manager says of the log for each (now_ms, checkpoint, settings), in one opening of it.
+        Settings stay from one question to the next."""
+        answer = self.request(
+            "cleanable",
+            directory=str(directory),
+            config=_settings(config),
+            log_start_offset=log_start_offset,
+            hold_high_watermark=hold_high_watermark,
+            questions=[
+                {"now_ms": now_ms, "checkpoint": checkpoint, "config": _settings(settings)}
+                for now_ms, checkpoint, settings in questions
+            ],
+        )
+        return [Verdict(**{**each, "cleanable_ratio": float(each["cleanable_ratio"])}) for each in answer["answers"]]
 
     # ------------------------------------------------------------------------------------------- timing
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.kafka import Kafka, KafkaBatch, KafkaRecord, LogRun, LogState, Op, OpResult, batch, record
+from logstore.cleaner.eligibility import CleanerFacts, CleanerRules, SegmentAge
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
@@ -413,6 +414,21 @@ def _remembered(state: LogState, now_ms: int) -> tuple[dict[str, Any], ...]:
         if open_since is not None or now_ms - producer["last_timestamp_ms"] < 86_400_000:
             out.append({**producer, "batches": last})
     return tuple(out)
+
+
+def cleaner_facts(log: PartitionLog, first_dirty_offset: int | None) -> CleanerFacts:
+    """What decides whether our log is cleaned."""
+    return CleanerFacts(
+        segments=tuple(SegmentAge(s.base_offset, s.size_bytes, s.largest_timestamp_ms) for s in log.segments),
+        log_start_offset=log.log_start_offset,
+        log_end_offset=log.log_end_offset,
+        last_stable_offset=log.last_stable_offset,
+        first_dirty_offset=first_dirty_offset,
+    )
+
+
+def cleaner_rules(config: LogConfig) -> CleanerRules:
+    return CleanerRules(config.min_cleanable_dirty_ratio, config.min_compaction_lag_ms, config.max_compaction_lag_ms)
 
 
 # --- the two directories ----------------------------------------------------------------------------------------------

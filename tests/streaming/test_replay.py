@@ -1,7 +1,8 @@
-"""Micro-batches that Spark runs again: no record twice, none missing, whatever changed or died in between.
+"""Micro-batches that Spark runs again: no record twice, none missing, whatever changed, stalled or died in between.
 
 `Rows` is the oracle: every value it puts into a source folder must be in the topic exactly once, in order by key.
-`DURAMEN_SOAK=1` asks for twenty rounds instead of three.
+`DURAMEN_SOAK=1` asks for twenty rounds instead of three. Drivers that are killed or stopped are processes of their own
+(driver.py); everything else shares one Spark.
 """
 
 from __future__ import annotations
@@ -12,16 +13,25 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from logstore.files import OS_FILES
+from logstore.records.compression import codec_by_name
+from logstore.records.header import BatchHeader, read_header
+from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.store.committer import Committer
+from logstore.store.committer import AppBatch, Committer
+from logstore.store.ends import TopicEnds
+from logstore.store.produce import append_table
 from logstore.store.store import LogStore
 from streaming.sink import LogSink
 
@@ -29,7 +39,11 @@ ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 Spark = Any
 ROOT = Path(__file__).parents[2]
 ROUNDS = 20 if os.environ.get("DURAMEN_SOAK") == "1" else 3
-STEPS = ("staged", "planned", "committed", "appending", "appended", "published")
+DRIVER = Path(__file__).parent / "driver.py"
+STEPS = ("staged", "leased", "planned", "committed", "appending", "appended", "published", "synced", "flushed", "any")
+COMMITTED = STEPS[3:9]
+#: where a driver may fall asleep with the lease in its hands
+STALLS = ("leased", "planned", "committed", "appending", "appended")
 
 
 class Rows:
@@ -41,17 +55,22 @@ class Rows:
         self.rng = rng
         self.files = 0
         self.values: list[str] = []
+        self.last: list[tuple[str, str]] = []
         folder.mkdir()
 
     def add(self) -> None:
         values = [f"{self.name}-{self.files:03d}-{n:04d}" for n in range(self.rng.randrange(1, 60))]
-        lines = [json.dumps({"key": f"k{self.rng.randrange(6)}", "value": value}) for value in values]
+        self.last = [(f"k{self.rng.randrange(6)}", value) for value in values]
         draft = self.folder / f".{self.files}"
-        draft.write_text("\n".join(lines))
+        draft.write_text("\n".join(json.dumps({"key": key, "value": value}) for key, value in self.last))
         os.utime(draft, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
         draft.rename(self.folder / f"{self.files:05d}.json")
         self.files += 1
         self.values += values
+
+    def last_table(self) -> pa.Table:
+        """What was added last, for a writer without Spark."""
+        return pa.table({"key": [key.encode() for key, _ in self.last], "value": [v.encode() for _, v in self.last]})
 
 
 def start(spark: Spark, rows: Rows, checkpoint: Path, write: Callable[[Any, int], None]) -> Any:
@@ -89,6 +108,18 @@ def check(store: LogStore, read_all: ReadAll, *given: Rows) -> None:
                 assert mine == sorted(mine)
 
 
+def batches_from(store: LogStore, number: int, offset: int) -> list[BatchHeader]:
+    found = []
+    for path in sorted(Path(store.layout.partition(store.topic("orders").partition(number))).glob("*.log")):
+        file = OS_FILES.open(str(path))
+        position = 0
+        while (header := read_header(file, position, file.size())) is not None:
+            found.append(header)
+            position = header.end_position
+        file.close()
+    return [header for header in found if header.begin_offset >= offset]
+
+
 @pytest.mark.parametrize("adaptive", ["false", "true"])
 def test_a_batch_run_again_is_recognised(
     spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, adaptive: str, seed: int
@@ -112,29 +143,32 @@ def test_a_batch_run_again_is_recognised(
         spark.conf.set("spark.sql.adaptive.enabled", "false")
 
 
-def test_a_shuffled_batch_run_again_with_other_partitions_is_recognised(
-    spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, seed: int
+@pytest.mark.parametrize("adaptive", ["false", "true"])
+def test_a_shuffled_batch_run_again_with_other_shuffle_partitions_is_recognised(
+    spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, adaptive: str, seed: int
 ) -> None:
     """After a shuffle rows have no order between keys, but each key keeps its own."""
     rng = random.Random(seed)
     rows, checkpoint = Rows(tmp_path / "in", "a", rng), tmp_path / "checkpoint"
     log_sink = LogSink(store.path, "orders", "app")
-    spark.conf.set("spark.sql.adaptive.enabled", "true")
-    try:
+    plans: list[str] = []
+
+    def write(df: Any, batch_id: int) -> None:
+        df.sparkSession.conf.set("spark.sql.adaptive.enabled", adaptive)  # the stream has a session of its own
+        df.sparkSession.conf.set("spark.sql.shuffle.partitions", rng.randrange(1, 7))
+        shuffled = df.repartition("key").sortWithinPartitions("value")
+        plans.append(shuffled._jdf.queryExecution().executedPlan().toString())
+        log_sink(shuffled, batch_id)
+
+    rows.add()
+    for _ in range(ROUNDS):
+        run(spark, rows, checkpoint, write)
+        forget_last_commit(checkpoint)
         rows.add()
-        for _ in range(ROUNDS):
-            partitions = rng.randrange(1, 6)
-
-            def write(df: Any, batch_id: int, partitions: int = partitions) -> None:
-                log_sink(df.repartition(partitions, "key").sortWithinPartitions("value"), batch_id)
-
-            run(spark, rows, checkpoint, write)
-            forget_last_commit(checkpoint)
-            rows.add()
-        run(spark, rows, checkpoint, log_sink)
-        check(store, read_all, rows)
-    finally:
-        spark.conf.set("spark.sql.adaptive.enabled", "false")
+    run(spark, rows, checkpoint, write)
+    check(store, read_all, rows)
+    assert len(plans) == 2 * ROUNDS + 1
+    assert all("Exchange" in plan and ("AdaptiveSparkPlan" in plan) == (adaptive == "true") for plan in plans)
 
 
 def test_two_queries_take_turns_on_one_topic(
@@ -153,100 +187,266 @@ def test_two_queries_take_turns_on_one_topic(
     check(store, read_all, *both)
 
 
+def test_two_queries_at_once_on_one_topic(
+    spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, seed: int
+) -> None:
+    rng = random.Random(seed)
+    both = [Rows(tmp_path / name, name, rng) for name in ("a", "b")]
+    for _ in range(ROUNDS):
+        for rows in both:
+            rows.add()
+            rows.add()
+        queries = [
+            start(spark, rows, tmp_path / f"checkpoint-{rows.name}", LogSink(store.path, "orders", f"app-{rows.name}"))
+            for rows in both
+        ]
+        assert all(query.awaitTermination(110) for query in queries)
+        forget_last_commit(tmp_path / f"checkpoint-{rng.choice('ab')}")
+    for rows in both:
+        rows.add()
+        run(spark, rows, tmp_path / f"checkpoint-{rows.name}", LogSink(store.path, "orders", f"app-{rows.name}"))
+    check(store, read_all, *both)
+
+
 def test_two_queries_under_one_app_id_one_stops_and_names_the_other(
     spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, seed: int
 ) -> None:
+    """Whoever commits first stays. Both begin at once, the second a random moment later."""
     from pyspark.errors import StreamingQueryException
 
     rng = random.Random(seed)
-    first, second = (Rows(tmp_path / name, name, rng) for name in ("a", "b"))
-    for rows in (first, second):
-        for _ in range(2):
+    given: list[Rows] = []
+    for round_number in range(ROUNDS):
+        pair = [Rows(tmp_path / f"{name}{round_number}", f"{name}{round_number}", rng) for name in "ab"]
+        app_id = f"app {round_number}"
+        queries = []
+        for rows in pair:
             rows.add()
-    winner = run(spark, first, tmp_path / "one", LogSink(store.path, "orders", "app"))
-    for _ in range(2):
-        loser = start(spark, second, tmp_path / "two", LogSink(store.path, "orders", "app"))
-        with pytest.raises(StreamingQueryException) as caught:
-            loser.awaitTermination(110)
-        assert str(winner.id) in str(caught.value)
-        assert str(loser.id) in str(caught.value)
-        assert "adopt=True" in str(caught.value)
-        check(store, read_all, first)
-    first.add()
-    run(spark, first, tmp_path / "one", LogSink(store.path, "orders", "app"))
-    run(spark, second, tmp_path / "two", LogSink(store.path, "orders", "another app"))
-    check(store, read_all, first, second)
+            rows.add()
+            queries.append(start(spark, rows, tmp_path / f"c-{rows.name}", LogSink(store.path, "orders", app_id)))
+            time.sleep(rng.choice((0, rng.uniform(0, 0.4))))
+        errors: dict[int, str] = {}
+        for number, query in enumerate(queries):
+            try:
+                assert query.awaitTermination(110)
+            except StreamingQueryException as error:
+                errors[number] = str(error)
+        assert len(errors) == 1, errors
+        (loser,) = errors
+        winner = 1 - loser
+        assert str(queries[winner].id) in errors[loser]
+        assert str(queries[loser].id) in errors[loser]
+        assert "adopt=True" in errors[loser]
+        check(store, read_all, *given, pair[winner])
+        again = start(spark, pair[loser], tmp_path / f"c-{pair[loser].name}", LogSink(store.path, "orders", app_id))
+        with pytest.raises(StreamingQueryException, match=str(queries[winner].id)):
+            again.awaitTermination(110)
+        forget_last_commit(tmp_path / f"c-{pair[winner].name}")
+        run(spark, pair[winner], tmp_path / f"c-{pair[winner].name}", LogSink(store.path, "orders", app_id))
+        run(spark, pair[loser], tmp_path / f"c-{pair[loser].name}", LogSink(store.path, "orders", f"other {app_id}"))
+        given += pair
+        check(store, read_all, *given)
 
 
-# --- the driver killed ----------------------------------------------------------------------------------------------
+def test_a_topic_altered_between_encoding_and_commit_is_encoded_for_again(
+    spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """New settings, and more partitions: the batch obeys those it is committed under."""
+    rng = random.Random(seed)
+    rows, checkpoint = Rows(tmp_path / "in", "a", rng), tmp_path / "checkpoint"
+    commit = Committer.commit
+    tries = 0
+    alterations: list[dict[str, Any]] = []
 
-_DRIVER = """
-import os, signal, sys
-step, store, source, checkpoint = sys.argv[1:]
-from logstore.store import committer as module
-from logstore.store.committer import Committer
+    def altered(self: Committer, *given: Any, **named: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if alterations:
+            store.alter_topic("orders", **alterations.pop())
+        return commit(self, *given, **named)
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def before(owner, name):
-    def run(*given, **named):
-        die()
-    setattr(owner, name, run)
-
-def after(owner, name):
-    work = getattr(owner, name)
-    def run(*given, **named):
-        work(*given, **named)
-        die()
-    setattr(owner, name, run)
-
-if step == "staged":
-    before(Committer, "commit")
-elif step == "planned":
-    after(module, "write_plan")
-elif step == "committed":
-    after(Committer, "_decide")
-elif step == "appending":
-    import logstore.store.apply as apply
-    after(apply, "apply_partition")
-elif step == "appended":
-    before(Committer, "_publish")
-elif step == "published":
-    after(Committer, "_publish")
-
-from pyspark.sql import SparkSession
-from streaming import LogSink
-spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate())
-spark.sparkContext.setLogLevel("OFF")
-stream = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1).json(source)
-query = (stream.writeStream.foreachBatch(LogSink(store, "orders", "app")).option("checkpointLocation", checkpoint)
-    .trigger(availableNow=True).start())
-query.awaitTermination()
-"""
+    monkeypatch.setattr(Committer, "commit", altered)
+    for partitions in range(4, 4 + ROUNDS):
+        tries = 0
+        codec = rng.choice(("gzip", "zstd", "lz4"))
+        alterations += rng.sample(
+            [{"partitions": partitions}, {"configs": {"compression.type": codec, "segment.bytes": 5000}}], 2
+        )
+        before = store.ends(store.topic("orders")).high_watermarks
+        rows.add()
+        run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
+        assert tries == 3
+        check(store, read_all, rows)
+        for number, records in read_all(store, "orders").items():
+            base = before[number] if number < len(before) else 0
+            assert {partition_for_key(record.key or b"", partitions) for record in records[base:]} <= {number}
+            assert {each.codec_id for each in batches_from(store, number, base)} <= {codec_by_name(codec).id}
+        forget_last_commit(checkpoint)
+    run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
+    check(store, read_all, rows)
 
 
-@pytest.mark.timeout(900)
-def test_a_driver_killed_at_each_step_loses_and_doubles_nothing(
+def test_a_topic_altered_at_any_moment_of_a_batch(
     spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, seed: int
 ) -> None:
     rng = random.Random(seed)
     rows, checkpoint = Rows(tmp_path / "in", "a", rng), tmp_path / "checkpoint"
-    rows.add()
+    over = threading.Event()
+    failed: list[BaseException] = []
+
+    def alter() -> None:
+        mine = random.Random(seed)
+        partitions = 3
+        try:
+            with LogStore(store.path) as other:
+                while not over.wait(mine.uniform(0.2, 1.0)):
+                    partitions += partitions < 12
+                    other.alter_topic(
+                        "orders", partitions=partitions, configs={"segment.bytes": mine.randrange(2000, 9000)}
+                    )
+        except BaseException as error:  # shown by the test
+            failed.append(error)
+
+    thread = threading.Thread(target=alter)
+    thread.start()
+    try:
+        for _ in range(ROUNDS):
+            rows.add()
+            rows.add()
+            run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
+            forget_last_commit(checkpoint)
+    finally:
+        over.set()
+        thread.join()
+    assert not failed
     run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
-    steps = list(STEPS) if ROUNDS > 3 else rng.sample(STEPS, 3)
-    began = time.monotonic()
-    for step in steps:
-        rows.add()
-        before = len(Committer(store).ledger.commits())
-        command = [sys.executable, "-c", _DRIVER, step, store.path, str(rows.folder), str(checkpoint)]
-        driver = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+    check(store, read_all, rows)
+
+
+# --- drivers of their own -------------------------------------------------------------------------------------------
+
+
+def drive(root: Path, rows: Rows, checkpoint: Path, **told: Any) -> subprocess.Popen[bytes]:
+    """What it says is in `checkpoint` with the suffix .log."""
+    told |= {"store": str(root), "source": str(rows.folder), "checkpoint": str(checkpoint)}
+    with open(checkpoint.with_suffix(".log"), "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, str(DRIVER), json.dumps(told)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=log,
         )
-        assert driver.wait(400) == -signal.SIGKILL, step
-        assert len(Committer(store).ledger.commits()) == before + (step not in ("staged", "planned")), step
-        rows.add()
-        run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))  # the restart
-        check(store, read_all, rows)
-        assert time.monotonic() - began < 800
+
+
+def said(checkpoint: Path) -> str:
+    return checkpoint.with_suffix(".log").read_text(errors="replace")[-5000:]
+
+
+class Killed:
+    """One stream whose every driver is killed, each at another step; the next one finds what it left."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        root.mkdir()
+        self.root = root / "store"
+        self.checkpoint = root / "checkpoint"
+        self.rows = Rows(root / "in", "a", self.rng)
+        with LogStore(self.root, create=True) as store:
+            store.create_topic("orders", partitions=3, configs={"segment.bytes": 2000})
+
+    def run(self) -> None:
+        for step in self.rng.sample(STEPS, len(STEPS)):
+            for _ in range(self.rng.randrange(1, 3)):
+                self.rows.add()
+            last = self.rows.files - 1
+            flush_ms = self.rng.choice((0, 300, 1000))
+            driver = drive(self.root, self.rows, self.checkpoint, kill=step, batch=last, seed=last, flush_ms=flush_ms)
+            try:
+                code = driver.wait(400)
+            finally:
+                driver.kill()
+            with LogStore(self.root) as store:
+                commits = len(Committer(store).ledger.commits())
+            if step == "any":
+                assert code in (0, -signal.SIGKILL), said(self.checkpoint)
+                assert commits in (last, last + 1)
+            else:
+                assert code == -signal.SIGKILL, (step, said(self.checkpoint))
+                assert commits == last + (step in COMMITTED), step
+
+
+@pytest.mark.timeout(0 if ROUNDS > 3 else 1800)
+def test_a_driver_killed_at_each_step_loses_and_doubles_nothing(
+    spark: Spark, tmp_path: Path, read_all: ReadAll, seed: int
+) -> None:
+    streams = [Killed(tmp_path / str(number), seed + number) for number in range(ROUNDS)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(Killed.run, streams))
+    for stream in streams:
+        stream.rows.add()
+        run(spark, stream.rows, stream.checkpoint, LogSink(stream.root, "orders", "app"))
+        with LogStore(stream.root) as store:
+            check(store, read_all, stream.rows)
+            assert len(Committer(store).ledger.commits()) == stream.rows.files
+
+
+def has_stopped(driver: subprocess.Popen[bytes]) -> bool:
+    return Path(f"/proc/{driver.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def check_not_back(before: TopicEnds, now: TopicEnds) -> None:
+    """What readers were shown, and what a flush let go, stays."""
+    assert now.applied_sequence >= before.applied_sequence
+    assert now.flushed_sequence >= before.flushed_sequence
+    assert all(map(int.__ge__, now.high_watermarks, before.high_watermarks))
+    assert all(map(int.__ge__, now.recovery_points, before.recovery_points))
+
+
+@pytest.mark.timeout(0 if ROUNDS > 3 else 300)
+def test_a_driver_that_stalled_and_lost_its_lease_cannot_do_harm(
+    spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, seed: int
+) -> None:
+    """While it sleeps, another takes the lease, writes, flushes. Its own commit is refused then and made anew."""
+    rng = random.Random(seed)
+    rows, others = Rows(tmp_path / "in", "a", rng), Rows(tmp_path / "other", "b", rng)
+    stalls: dict[int, str] = {}
+    for _ in range(ROUNDS):
+        for step in rng.sample(STALLS, len(STALLS)):
+            for _ in range(rng.randrange(1, 3)):
+                rows.add()
+            stalls[rows.files - 1] = step
+    checkpoint = tmp_path / "checkpoint"
+    driver = drive(Path(store.path), rows, checkpoint, stalls=stalls, flush_ms=rng.choice((0, 60_000)))
+    committer = Committer(store)
+    topic = store.topic("orders")
+    lease = Path(store.layout.locks, f"lease-{topic.id}")
+    ends = store.ends(topic)
+    try:
+        for number, (batch, step) in enumerate(sorted(stalls.items())):
+            deadline = time.monotonic() + 110
+            while not has_stopped(driver):
+                assert driver.poll() is None, said(checkpoint)
+                assert time.monotonic() < deadline, "it never stalled"
+                check_not_back(ends, ends := store.ends(topic))
+                time.sleep(0.005)
+            last = committer.ledger.last_batch("app")
+            assert (last.batch_id if last else -1) == batch - (step not in COMMITTED), step
+            lease.unlink()  # as a lock service takes one back from a client it no longer hears
+            others.add()
+            append_table(committer, "orders", others.last_table(), app=AppBatch("other", number))
+            if rng.random() < 0.5:
+                committer.flush(topic)
+            ends = store.ends(topic)
+            driver.send_signal(signal.SIGCONT)
+        while driver.poll() is None:
+            check_not_back(ends, ends := store.ends(topic))
+            time.sleep(0.005)
+        assert driver.wait() == 0, said(checkpoint)
+    finally:
+        driver.kill()
+        driver.wait()
+    committer.flush(topic)
+    check(store, read_all, rows, others)
+    assert len(committer.ledger.commits()) == rows.files + others.files
+    assert os.listdir(store.layout.staging) == []

@@ -101,10 +101,11 @@ class PoweredFiles(OsFileSystem):
             elif entry is not None and entry.is_dir():
                 self.leave(entry.path, os.path.join(target, name), rng)
             elif entry is not None:
-                content = self._contents.get(entry.inode())
-                Path(target, name).write_bytes(
-                    _torn(Path(entry.path).read_bytes(), rng) if content is None else content
-                )
+                synced = self._contents.get(entry.inode(), b"")
+                found = Path(entry.path).read_bytes()
+                # What was appended since may be there in part; anything else is as it was synced.
+                appended = found[len(synced) :] if found.startswith(synced) else b""
+                Path(target, name).write_bytes(synced + _torn(appended, rng))
 
     def close(self) -> None:
         for fd in self._held:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.clock import ManualClock
 from logstore.errors import CorruptState
+from logstore.files import OS_FILES
 from logstore.limits import INT64_MAX, Limits
+from logstore.partition.log import PartitionLog
 from logstore.partition.state import (
     PartitionState,
     SegmentEntry,
@@ -18,6 +22,8 @@ from logstore.partition.state import (
     read_state,
     write_state,
 )
+from logstore.records.record import Record
+from logstore.topic import TopicPartition
 from simulation.filesystem import SimulatedFileSystem
 
 STATE = PartitionState(
@@ -175,3 +181,29 @@ def test_a_state_is_never_half_written() -> None:
     write_state(fs, "/state", STATE.with_segments((), log_start_offset=9))
     kinds = [operation.kind for operation in fs.trace[before:]]
     assert kinds.index("fsync") < kinds.index("rename") < kinds.index("fsync_dir")
+
+
+def test_transactions_are_remembered_when_their_producers_have_expired(tmp_path: Path) -> None:
+    """Their batches are still in the log, and compaction must know."""
+    state_path = str(tmp_path / "state")
+    write_state(OS_FILES, state_path, PartitionState(producers=False, transactions=False))
+    clock = ManualClock(1_700_000_000_000)
+
+    def opened() -> PartitionLog:
+        return PartitionLog.open(
+            str(tmp_path / "t-0"), partition=TopicPartition("t", 0), clean=True, state_path=state_path, clock=clock
+        )
+
+    with opened() as log:
+        log.append([Record(b"k", b"v")])
+    state = read_state(OS_FILES, state_path)
+    assert state is not None
+    assert not state.transactions
+    with opened() as log:
+        log.append_marker(commit=True, producer_id=7, producer_epoch=0)
+    clock.advance(2 * 86_400_000)
+    with opened():
+        pass
+    state = read_state(OS_FILES, state_path)
+    assert state is not None
+    assert (state.producers, state.transactions) == (False, True)

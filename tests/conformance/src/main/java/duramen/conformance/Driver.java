@@ -61,6 +61,8 @@ public final class Driver {
             case "append" -> Log.run(request);
             case "read" -> Reader.read(request);
             case "indexes" -> Reader.indexes(request);
+            case "clean" -> Cleaning.clean(request);
+            case "cleanable" -> Cleaning.cleanable(request);
             case "bench_append" -> Bench.append(request);
             case "bench_iterate" -> Bench.iterate(request);
             case "format" -> Clients.format(request);

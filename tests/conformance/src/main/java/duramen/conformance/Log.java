@@ -295,6 +295,22 @@ final class Log implements AutoCloseable {
         return log;
     }
 
+    Time time() {
+        return clock;
+    }
+
+    /** The clock and the settings a later part of a request asks for. */
+    void set(JsonNode question) {
+        clock.nowMs = Driver.number(question, "now_ms", clock.nowMs);
+        configure(question.path("config"));
+        log.updateConfig(new Config(settings));
+    }
+
+    void rollAndSettle() throws IOException {
+        log.roll();
+        settle();
+    }
+
     /** As a broker's clean shutdown: everything flushed and trimmed; or, after a crash, files as they happen to be. */
     @Override
     public void close() {

@@ -1,0 +1,266 @@
+"""The DAGs in a real Airflow: dag.test() with spark-submit applications, and the restore DAG started by a scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from compaction_job import plan
+from logstore.ledger import Ledger, RunRow
+from logstore.store.committer import Committer
+from logstore.store.store import LogStore
+
+Airflow = Any  # the fixture's class; conftest.py is not to be imported
+TOPIC = "orders"
+PARTITIONS = 2
+# Files that a pass has replaced stay for an hour, so that no later run removes them under a comparison.
+CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "20000", "file.delete.delay.ms": "3600000"}
+FIRST, SECOND = "2026-03-01T00:00:00+00:00", "2026-03-02T00:00:00+00:00"
+
+
+@dataclass
+class Filled:
+    """A store with one compacted topic, and the truth about it."""
+
+    path: Path
+    latest: dict[bytes, bytes] = field(default_factory=dict)
+
+    def append(self, rounds: int, rng: random.Random) -> None:
+        with LogStore(self.path) as store:
+            for _ in range(rounds):
+                keys = [b"key-%d" % rng.randrange(100) for _ in range(400)]
+                values = [None if rng.random() < 0.1 else rng.randbytes(40) for _ in keys]
+                store.append(TOPIC, pa.table({"key": keys, "value": values}))
+                for key, value in zip(keys, values, strict=True):
+                    self.latest.pop(key, None)
+                    if value is not None:
+                        self.latest[key] = value
+            Committer(store).flush(store.topic(TOPIC))
+
+    def due(self) -> list[str]:
+        return sorted(each.name for each, _ in plan(self.path, estimate=False) if each.is_due)
+
+    def receipts(self) -> list[RunRow]:
+        with LogStore(self.path) as store:
+            return [run for run in Ledger(store.layout.ledger).runs() if run.kind == "compaction"]
+
+    def read(self) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        with LogStore(self.path) as store:
+            topic = store.topic(TOPIC)
+            for number in range(PARTITIONS):
+                for record in store.reader(topic, number).records(0):
+                    found.pop(record.key, None)
+                    if record.value is not None:
+                        found[record.key] = record.value
+        return found
+
+    def files(self, below: str = "logs") -> dict[str, tuple[int, int, str]]:
+        """Size, time of change and hash of every file."""
+        listing = {}
+        for path in sorted((self.path / below).rglob("*")):
+            if path.is_file():
+                stat = path.stat()
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                listing[str(path.relative_to(self.path))] = (stat.st_size, stat.st_mtime_ns, digest)
+        return listing
+
+
+def filled(path: Path, rng: random.Random) -> Filled:
+    with LogStore(path, create=True) as store:
+        store.create_topic(TOPIC, partitions=PARTITIONS, configs=CONFIGS)
+    made = Filled(path)
+    made.append(6, rng)
+    return made
+
+
+@pytest.fixture(scope="module")
+def compacted(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> tuple[Filled, dict[str, Any]]:
+    """A store after one run of the compaction DAG, and what that run came to. A second topic has only retention."""
+    store = filled(tmp_path_factory.mktemp("airflow") / "store", random.Random(5))
+    with LogStore(store.path) as opened:
+        opened.create_topic(
+            "audit", partitions=1, configs={"cleanup.policy": "delete", "retention.bytes": "1", "segment.bytes": "2000"}
+        )
+        for _ in range(3):
+            opened.append("audit", pa.table({"key": [b"k"] * 100, "value": [bytes(30)] * 100}))
+        Committer(opened).flush(opened.topic("audit"))
+    assert store.due() == [f"{TOPIC}-0", f"{TOPIC}-1"]
+    return store, airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path)}, at=FIRST)
+
+
+def test_both_dags_are_imported_without_errors(airflow: Airflow) -> None:
+    found = airflow.ask("import")
+    assert found["home"] == str(airflow.home)
+    assert found["errors"] == {}
+    assert sorted(found["dags"]) == ["duramen_compaction", "duramen_restore"]
+    assert found["dags"]["duramen_restore"]["tasks"] == ["choose_topics", "restore_topic"]
+
+
+def test_a_run_compacts_each_partition_by_a_spark_application(compacted: tuple[Filled, dict[str, Any]]) -> None:
+    store, run = compacted
+    assert run["state"] == "success"
+    assert run["tasks"] == {
+        "plan_partitions": "success",
+        f"compact_partition/{TOPIC}-0": "success",
+        f"compact_partition/{TOPIC}-1": "success",
+        "apply_retention": "success",
+        "publish_topics": "success",
+        "all_compacted": "success",
+    }
+    receipts = store.receipts()
+    assert sorted(receipt.partition for receipt in receipts) == [0, 1]
+    for receipt in receipts:
+        assert (receipt.engine, receipt.result, receipt.airflow_run_id) == ("spark", "done", run["run_id"])
+        assert receipt.after_bytes < receipt.before_bytes
+        assert receipt.removed["superseded"] > 0
+    assert store.read() == store.latest
+
+
+def test_each_compacted_topic_is_an_asset_with_what_was_done(compacted: tuple[Filled, dict[str, Any]]) -> None:
+    store, run = compacted
+    (event,) = run["events"]
+    assert event["uri"] == f"x-duramen://{store.path}/{TOPIC}"
+    extra = event["extra"]
+    assert (extra["topic"], extra["partitions"], extra["airflow_run_id"]) == (TOPIC, [0, 1], run["run_id"])
+    assert extra["before_bytes"] == sum(receipt.before_bytes for receipt in store.receipts())
+    assert extra["after_bytes"] == sum(receipt.after_bytes for receipt in store.receipts())
+
+
+def test_retention_runs_with_it_for_topics_that_are_not_compacted(compacted: tuple[Filled, dict[str, Any]]) -> None:
+    store, run = compacted
+    (retained,) = [result["value"] for result in run["results"] if result["task"] == "apply_retention"]
+    assert [(each["topic"], each["partition"]) for each in retained] == [("audit", 0)]
+    with LogStore(store.path) as opened:
+        assert opened.partition_state(opened.topic("audit"), 0).log_start_offset == retained[0]["log_start_offset"] > 0
+
+
+def test_the_same_run_id_again_changes_no_file(airflow: Airflow, compacted: tuple[Filled, dict[str, Any]]) -> None:
+    store, run = compacted
+    store.append(6, random.Random(6))
+    assert store.due() == [f"{TOPIC}-0", f"{TOPIC}-1"]  # there would be work
+    before = store.files()
+    again = airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path)}, at=FIRST)
+    assert again["run_id"] == run["run_id"]
+    assert (again["state"], again["tasks"]) == (run["state"], run["tasks"])
+    results = [result["value"] for result in again["results"] if result["task"] == "compact_partition"]
+    assert [result["result"] for result in results] == ["skipped"] * PARTITIONS
+    assert store.files() == before
+    assert len(store.receipts()) == PARTITIONS
+    assert store.due() == [f"{TOPIC}-0", f"{TOPIC}-1"]
+
+
+def test_a_dry_run_says_what_is_due_and_changes_nothing(airflow: Airflow, tmp_path: Path) -> None:
+    store = filled(tmp_path / "store", random.Random(7))
+    before = store.files(".")
+    run = airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path), "dry_run": True}, at=SECOND)
+    assert run["state"] == "success"
+    assert run["tasks"]["compact_partition"] == "skipped"
+    assert run["events"] == []
+    assert store.files(".") == before
+
+
+def test_a_failing_partition_fails_its_own_task_only(airflow: Airflow, tmp_path: Path) -> None:
+    store = filled(tmp_path / "store", random.Random(8))
+    damaged = store.path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log"
+    data = bytearray(damaged.read_bytes())
+    data[17] ^= 1  # the first batch's CRC
+    damaged.write_bytes(data)
+    before = store.files(f"logs/{TOPIC}-0")
+    run = airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path)}, at=SECOND)
+    assert run["state"] == "failed"
+    assert run["tasks"] == {
+        "plan_partitions": "success",
+        f"compact_partition/{TOPIC}-0": "failed",
+        f"compact_partition/{TOPIC}-1": "success",
+        "apply_retention": "success",
+        "publish_topics": "success",
+        "all_compacted": "upstream_failed",
+    }
+    receipts = {receipt.partition: receipt for receipt in store.receipts()}
+    assert (receipts[0].result, receipts[1].result) == ("failed", "done")
+    assert "checksum" in receipts[0].reason
+    assert store.files(f"logs/{TOPIC}-0") == before
+    (event,) = run["events"]
+    assert event["extra"]["partitions"] == [1]
+
+
+BAD_CONFS: list[tuple[str, Any]] = [
+    ("ratio", 2),
+    ("ratio", -0.1),
+    ("ratio", "0.5"),
+    ("topics", "orders"),
+    ("topics", ["../orders"]),
+    ("topics", ["orders", "orders"]),
+    ("dry_run", "yes"),
+    ("force", 1),
+    ("store", "relative/path"),
+    ("master", "local[0]"),
+    ("master", "local --conf x"),
+    ("spark_conf", {"not.spark": "1"}),
+    ("spark_conf", {"spark.executor.cores": 2}),
+]
+
+
+def test_a_param_outside_its_schema_is_refused_before_anything_runs(airflow: Airflow) -> None:
+    confs = [{name: value} for name, value in BAD_CONFS]
+    answer = airflow.ask("refuse", dag_id="duramen_compaction", confs=confs)
+    for (name, value), told in zip(BAD_CONFS, answer["told"], strict=True):
+        assert told is not None, f"{name}={value!r} was taken"
+        assert told.startswith(f"Invalid input for param {name}: ")
+    assert not [conf for conf in answer["confs_of_runs"] if conf in confs]
+
+
+def test_what_no_schema_can_tell_is_a_plain_error_of_the_first_task(
+    airflow: Airflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases: list[tuple[str, str, dict[str, Any], str]] = [
+        ("duramen_compaction", "plan_partitions", {"topic": [TOPIC]}, "no param is called topic"),
+        ("duramen_compaction", "plan_partitions", {"store": "/nowhere/at/all"}, "no store here (file /nowhere/at/all"),
+        ("duramen_restore", "choose_topics", {}, "no topics: give the param topics"),
+    ]
+    runs = [
+        {"dag_id": dag_id, "conf": conf, "at": f"2026-03-03T0{hour}:00:00+00:00"}
+        for hour, (dag_id, _, conf, _) in enumerate(cases)
+    ]
+    answers = airflow.ask("runs", runs=runs)["runs"]
+    log = capsys.readouterr().out
+    for (_, task, _, told), answer in zip(cases, answers, strict=True):
+        assert answer["state"] == "failed"
+        assert answer["tasks"][task] == "failed"
+        assert told in log
+
+
+def test_a_compaction_starts_the_restore_of_its_topics(
+    compacted: tuple[Filled, dict[str, Any]], api: Callable[..., tuple[int, Any]]
+) -> None:
+    """With the scheduler, the API server and the executor that Airflow comes with."""
+    store, _ = compacted
+    code, refusal = api("POST", "/api/v2/dags/duramen_compaction/dagRuns", {"logical_date": None, "conf": {"ratio": 2}})
+    assert code == 400
+    assert "Invalid input for param ratio: 2 is greater than the maximum of 1" in str(refusal)
+
+    deadline = time.monotonic() + 300
+    while True:
+        code, answer = api("GET", "/api/v2/dags/duramen_restore/dagRuns?run_type=asset_triggered")
+        assert code == 200
+        runs = answer["dag_runs"]
+        if runs and all(run["state"] in ("success", "failed") for run in runs):
+            break
+        assert time.monotonic() < deadline, f"no restore after {runs}"
+        time.sleep(1)
+    assert [run["state"] for run in runs] == ["success"]
+    restored = pq.read_table(f"{store.path}.restored/{TOPIC}.parquet").to_pylist()
+    assert {row["key"]: row["value"] for row in restored} == store.latest
+    assert len(restored) == len(store.latest)
+    assert os.listdir(f"{store.path}.restored") == [f"{TOPIC}.parquet"]

@@ -1,0 +1,223 @@
+"""A real Spark: a standalone master with two workers, and a Spark Connect server, both from the pyspark package.
+
+Drivers are processes of their own (`driver.py`), so that settings such as spark.driver.memory are real. Each worker has
+a loopback address of its own: Spark never puts a speculative attempt on the host of the first one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.store.store import LogStore
+
+pyspark = pytest.importorskip("pyspark")
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SPARK_HOME = Path(pyspark.__file__).parent
+WORKER_HOSTS = ("127.0.0.1", "127.0.0.2")
+START_S = 120
+DRIVER_S = 600
+
+
+@dataclass(frozen=True)
+class Cluster:
+    url: str
+    #: the Worker processes
+    workers: tuple[int, ...]
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """What a Spark process of ours gets: nothing of the user's own Spark settings, all files in `scratch`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    (scratch / "conf").mkdir(parents=True, exist_ok=True)
+    return kept | {
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_CONF_DIR": str(scratch / "conf"),
+        "SPARK_LOCAL_DIRS": str(scratch / "local"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+class Processes:
+    """Started processes that end with the block, whatever happens in it, and what they started with them."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def start(self, name: str, command: list[str], **env: str) -> tuple[int, Path]:
+        log = self.scratch / f"{name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(self.scratch) | env
+            )
+        self._running.append((process, log))
+        return process.pid, log
+
+    def wait_for(self, log: Path, pattern: str) -> re.Match[str]:
+        """The first match in a log; fails when the process ends or takes too long."""
+        process = next(process for process, path in self._running if path == log)
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            found = re.search(pattern, log.read_text(errors="replace"))
+            if found:
+                return found
+            if process.poll() is not None:
+                break
+            time.sleep(0.1)
+        raise AssertionError(f"{log.name} never said {pattern!r}:\n{log.read_text(errors='replace')[-4000:]}")
+
+    def stop(self) -> None:
+        family = {pid for process, _ in self._running for pid in descendants(process.pid)}
+        for process, _ in reversed(self._running):
+            process.terminate()
+        for process, _ in reversed(self._running):
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for pid, began in family:
+            if started_at(pid) == began:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def started_at(pid: int) -> str | None:
+    """When a process began, by which it is told from a later one of the same number; None when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return None
+
+
+def descendants(pid: int) -> set[tuple[int, str]]:
+    found: set[tuple[int, str]] = set()
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                began = started_at(child)
+                if began is not None:
+                    found.add((child, began))
+                found |= descendants(child)
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    scratch = tmp_path_factory.mktemp("cluster")
+    spark_class = str(SPARK_HOME / "bin" / "spark-class")
+    processes = Processes(scratch)
+    try:
+        deploy = "org.apache.spark.deploy"
+        address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        _, log = processes.start("master", [spark_class, f"{deploy}.master.Master", *address])
+        url = processes.wait_for(log, r"Starting Spark master at (spark://\S+)").group(1)
+        workers = []
+        for number, host in enumerate(WORKER_HOSTS):
+            resources = ["--cores", "1", "--memory", "1g", "--work-dir", str(scratch / f"work-{number}")]
+            address = ["--host", host, "--port", "0", "--webui-port", "0"]
+            command = [spark_class, f"{deploy}.worker.Worker", *address, *resources, url]
+            workers.append(processes.start(f"worker-{number}", command, SPARK_LOCAL_IP=host))
+        for _, log in workers:
+            processes.wait_for(log, "Successfully registered with master")
+        yield Cluster(url, tuple(pid for pid, _ in workers))
+    finally:
+        processes.stop()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+RunDriver = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run_driver(cluster: Cluster, tmp_path: Path) -> Iterator[RunDriver]:
+    """Runs one function of `driver.py` against the cluster; returns what it found. Nothing is left in `tmp_path`."""
+
+    def run(scenario: str, conf: dict[str, str] | None = None, **given: Any) -> dict[str, Any]:
+        report = tmp_path / "report.json"
+        task = {"scenario": scenario, "master": cluster.url, "conf": conf or {}, "folder": str(tmp_path)}
+        task |= {"workers": cluster.workers, "given": given, "report": str(report)}
+        command = [sys.executable, "-W", "ignore", str(HERE / "driver.py"), json.dumps(task)]
+        log = tmp_path / "driver.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(tmp_path / "driver")
+            )
+        try:
+            code = process.wait(DRIVER_S)
+        finally:
+            family = descendants(process.pid)
+            process.kill()
+            process.wait()
+            for pid, began in family:
+                if started_at(pid) == began:
+                    os.kill(pid, signal.SIGKILL)
+        assert code == 0, f"the driver ended with {code}:\n{log.read_text(errors='replace')[-8000:]}"
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
+
+    yield run
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    with LogStore(tmp_path / "store", create=True) as opened:
+        opened.create_topic("orders", partitions=4)
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session of a Spark Connect server that runs in a process of its own."""
+    from pyspark.sql import SparkSession
+
+    scratch = tmp_path_factory.mktemp("connect")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    conf = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+    }
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    command += [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")] + ["spark-internal"]
+    processes = Processes(scratch)
+    try:
+        _, log = processes.start("server", command, SPARK_DAEMON_MEMORY="1g")  # by which its heap is counted
+        processes.wait_for(log, "Spark Connect server started")
+        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+    finally:
+        processes.stop()
+        shutil.rmtree(scratch, ignore_errors=True)
