@@ -1,4 +1,5 @@
-"""`make demo`: account changes streamed into a compacted topic, the query killed in the middle, the state restored.
+"""`make demo`: account changes streamed into a compacted topic, the query killed in the middle, the topic compacted
+while the query runs again, the state restored.
 
 Three processes play: this one tells and checks; `--writer` is the streaming query's driver, which is killed and started
 again; Spark's workers do what they always do. Everything lies in a temporary folder.
@@ -13,10 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from compaction_job import Report
 
 ACCOUNTS = 2_000
 FILES = 12
@@ -43,7 +49,9 @@ def _tell(out: Console, folder: str) -> int:
     out.rule("[bold]1. A store is a directory; no broker runs")
     with LogStore(os.path.join(folder, "store"), create=True) as store:
         store.create_topic(
-            TOPIC, partitions=PARTITIONS, configs={"cleanup.policy": "compact", "segment.bytes": 1 << 20}
+            TOPIC,
+            partitions=PARTITIONS,
+            configs={"cleanup.policy": "compact", "segment.bytes": 32 << 10, "min.cleanable.dirty.ratio": 0.3},
         )
     truth = _make_changes(folder)
     out.print(
@@ -55,23 +63,27 @@ def _tell(out: Console, folder: str) -> int:
     killed_at = _run_writer(out, folder, kill_after_files=FILES // 2)
     out.print(f"[red]SIGKILL[/] to the driver; the ledger has {killed_at} of {FILES} micro-batches.")
 
-    out.rule("[bold]3. The same query is started again")
-    _run_writer(out, folder, kill_after_files=None)
+    out.rule("[bold]3. The same query is started again, and the topic is compacted while it runs")
+    reports: list[Report] = []
+    _run_writer(out, folder, kill_after_files=None, meanwhile=lambda: _compact(folder, reports))
     out.print(_batches(folder))
+    reports.append(_compact_now(folder))
+    out.print(_compactions(reports))
+    out.print(_removed(reports))
 
     out.rule("[bold]4. The state comes back, and is compared with the truth")
     began = time.perf_counter()
     state, records = _restore(folder)
     took = time.perf_counter() - began
     doubled = records - FILES * CHANGES_PER_FILE
-    out.print(f"{records:,} records in the log: {max(-doubled, 0)} missing, {max(doubled, 0)} doubled.")
+    out.print(f"{records:,} records were appended: {max(-doubled, 0)} missing, {max(doubled, 0)} doubled.")
     same = state == truth
     out.print(
         f"{len(state):,} open accounts restored in {took:.2f} s; "
         + ("[green]equal to the truth, key for key[/]" if same else "[red]NOT equal to the truth[/]")
     )
     out.rule("[bold]Done")
-    out.print("Next: README.md, [bold].venv/bin/duramen --help[/], docs/spark.md.")
+    out.print("Next: README.md, [bold].venv/bin/duramen --help[/], docs/spark.md, docs/compaction.md.")
     return 0 if same and doubled == 0 else 1
 
 
@@ -97,7 +109,9 @@ def _make_changes(folder: str) -> dict[str, str]:
     return truth
 
 
-def _run_writer(out: Console, folder: str, kill_after_files: int | None) -> int:
+def _run_writer(
+    out: Console, folder: str, kill_after_files: int | None, meanwhile: Callable[[], None] = lambda: None
+) -> int:
     """Run the query's driver to its end, or kill it when the ledger has that many micro-batches."""
     child = subprocess.Popen(
         [sys.executable, "-m", "duramen.demo", "--writer", folder],
@@ -112,6 +126,7 @@ def _run_writer(out: Console, folder: str, kill_after_files: int | None) -> int:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
                 return _committed(folder)
+            meanwhile()
             time.sleep(0.05)
     if child.returncode != 0:
         with open(os.path.join(folder, "spark.log")) as log:
@@ -136,6 +151,47 @@ def _batches(folder: str) -> Table:
         encode = row.timings_ms.get("encode", "")
         table.add_row(str(row.batch_id), f"{row.records:,}", f"{row.size_bytes:,}", str(encode), ranges)
     return table
+
+
+def _compact(folder: str, reports: list[Report]) -> None:
+    """Compact what is due, twice while the query runs: once what it left when it was killed, once what came since."""
+    if len(reports) < 2 and _committed(folder) >= (FILES // 2 + 1, FILES - 3)[len(reports)]:
+        reports.append(_compact_now(folder))
+
+
+def _compact_now(folder: str) -> Report:
+    from compaction_job import compact
+
+    return compact(None, os.path.join(folder, "store"))
+
+
+def _compactions(reports: list[Report]) -> Table:
+    table = Table("pass", "partition", "dirty ratio before", "after", "bytes before", "after", "seconds")
+    for number, report in enumerate(reports, 1):
+        for run in sorted(report.done, key=lambda run: run.plan.partition):
+            assert run.report is not None
+            table.add_row(
+                str(number),
+                run.plan.name,
+                f"{run.plan.cleanable.ratio:.2f}",
+                "0.00" if not run.report.map_full else "",
+                f"{run.report.before_bytes:,}",
+                f"{run.report.after_bytes:,}",
+                f"{run.report.seconds:.2f}",
+            )
+    return table
+
+
+def _removed(reports: list[Report]) -> str:
+    removed: dict[str, int] = {}
+    saved = 0
+    for run in [run for report in reports for run in report.done]:
+        assert run.report is not None
+        saved += run.report.before_bytes - run.report.after_bytes
+        for reason, count in run.report.removed.items():
+            removed[reason] = removed.get(reason, 0) + count
+    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items())) or "nothing"
+    return f"Compaction removed {told}; {saved:,} bytes saved. Every pass left its receipt in the ledger."
 
 
 def _restore(folder: str) -> tuple[dict[str, str], int]:

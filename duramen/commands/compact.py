@@ -313,6 +313,7 @@ def compact(
         for number in partition or ():
             store.topic(topic[0]).partition(number)  # type: ignore[index]
         with spark_session(engine) as spark, told_to_stop() as stopping, _shown() as progress:
+            _cancel_with(stopping, spark)
             report = run_job(
                 spark,
                 store,
@@ -384,7 +385,9 @@ def spark_session(engine: EngineName) -> Iterator[Any]:
         from pyspark.sql import SparkSession
     except ImportError:
         raise bad_usage("--engine spark needs pyspark: install duramen[spark], or use --engine local") from None
-    spark = SparkSession.builder.appName("duramen-compaction").getOrCreate()
+    # Spark's own progress bar would be drawn over ours.
+    builder = SparkSession.builder.appName("duramen-compaction").config("spark.ui.showConsoleProgress", "false")
+    spark = builder.getOrCreate()
     try:
         yield spark
     finally:
@@ -411,6 +414,18 @@ def told_to_stop() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _cancel_with(stopping: threading.Event, spark: Any) -> None:
+    """Let Spark's tasks end when the work is told to stop; not from the signal's handler, which may interrupt py4j."""
+
+    def cancel() -> None:
+        stopping.wait()
+        with contextlib.suppress(Exception):  # the session may be gone by then
+            spark.sparkContext.cancelAllJobs()
+
+    if spark is not None:
+        threading.Thread(target=cancel, name="duramen-cancel", daemon=True).start()
 
 
 @contextlib.contextmanager

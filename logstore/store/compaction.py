@@ -249,7 +249,9 @@ def facts_of(
     ends = store.ends(topic)
     horizon = state.next_horizon_ms
     active = state.segments[-1] if state.segments else None
-    segments = [SegmentAge(s.base_offset, s.size_bytes, s.largest_timestamp_ms) for s in state.segments]
+    segments = [
+        SegmentAge(s.base_offset, s.size_bytes, _largest_timestamp_ms(store, topic, number, s)) for s in state.segments
+    ]
     if active is not None:
         segments[-1] = replace(segments[-1], size_bytes=_active_bytes(store, topic, number, state))
     return CleanerFacts(
@@ -261,6 +263,17 @@ def facts_of(
         recovery_point=ends.high_watermarks[number] if flushed else ends.recovery_points[number],
         next_horizon_ms=None if horizon in (None, -1) else horizon,
     )
+
+
+def _largest_timestamp_ms(store: LogStore, topic: Topic, number: int, entry: SegmentEntry) -> int:
+    """A segment's age: of its newest record, or of its file where no record has a time."""
+    if entry.largest_timestamp_ms >= 0 or not entry.size_bytes:
+        return entry.largest_timestamp_ms
+    path = os.path.join(store.layout.partition(topic.partition(number)), file_name(entry.base_offset, FileKind.LOG))
+    try:
+        return store.fs.stat(path).mtime_ms
+    except FileNotFoundError:  # replaced since the list was read
+        return entry.largest_timestamp_ms
 
 
 def rules_of(config: LogConfig) -> CleanerRules:

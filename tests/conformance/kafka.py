@@ -752,6 +752,7 @@ class Kafka:
         questions: Iterable[tuple[int, int | None, Config]],
         *,
         config: Config | None = None,
+        roll: bool = False,
         log_start_offset: int = 0,
         hold_high_watermark: bool = False,
     ) -> list[Verdict]:
@@ -761,6 +762,7 @@ class Kafka:
             "cleanable",
             directory=str(directory),
             config=_settings(config),
+            roll=roll,
             log_start_offset=log_start_offset,
             hold_high_watermark=hold_high_watermark,
             questions=[

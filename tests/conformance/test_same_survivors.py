@@ -46,7 +46,7 @@ SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 LOGS = int(os.environ.get("DURAMEN_SURVIVOR_LOGS", "5000" if SOAK else "208"))
 LOGS_A_THEME = -(-LOGS // len(THEMES))
 #: of a theme's logs, those that Kafka's dump tool looks through after each pass
-DUMPED_EVERY = 8
+DUMPED_EVERY = 4
 FILES = UnsyncedFiles()
 
 #: what each theme must have come across in all of its logs together

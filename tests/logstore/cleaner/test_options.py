@@ -122,7 +122,7 @@ def test_thinned_neighbours_are_joined_and_no_record_changes(
     joined, apart = batches(lab), batches(plain)
     assert len(joined) <= len(apart)
     assert {last for _, last, _ in joined} <= {last for _, last, _ in apart}
-    if merge == 100_000:
+    if merge == 100_000 and len(apart) > 2 * len(lab.state.segments):
         assert len(joined) < len(apart)
     for (_, before, _), (after, _, _) in itertools.pairwise(joined):
         assert before < after
