@@ -1,8 +1,7 @@
 """What is due, as JSON: `python -m compaction_job.planning --store DIR [--topic T]… [--ratio X]`.
 
 For schedulers that start one application a partition: most urgent first, and why the others are left alone. Changes
-nothing, unless `--flush` settles and flushes the topics first, as the job does; what is not on disk is never due. Exit
-codes are those of the `duramen` command: 0 done, 1 failed, 2 bad usage.
+nothing. Exit codes are those of the `duramen` command: 0 done, 1 failed, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 
 from compaction_job.job import plan
 from logstore.errors import DuramenError
-from logstore.store.committer import Committer
 from logstore.store.compaction import PartitionPlan, compacted_partitions, most_urgent_first, plan_details
 from logstore.store.store import LogStore
 
@@ -27,7 +25,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--topic", action="append", dest="topics", metavar="NAME", help="only these topics")
     options.add_argument("--ratio", type=_ratio, metavar="X", help="this dirty ratio instead of the topics' own")
     options.add_argument("--force", action="store_true", help="ignore the dirty ratio, and earlier failures")
-    options.add_argument("--flush", action="store_true", help="settle and flush first")
     options.add_argument("--now-ms", type=int)
     return options
 
@@ -45,21 +42,13 @@ def due_partitions(
     topics: Sequence[str] | None = None,
     ratio: float | None = None,
     force: bool = False,
-    flush: bool = False,
     now_ms: int | None = None,
 ) -> dict[str, Any]:
     """The document the command prints. Raises UnknownTopic, NotCompacted."""
     names = list(dict.fromkeys(topic.name for topic, _ in compacted_partitions(store, topics)))
-    problems = []
-    if flush:
-        committer = Committer(store)
-        for name in names:
-            try:
-                committer.flush(store.topic(name))
-            except DuramenError as error:
-                problems.append(f"{name} could not be flushed first: {error}")
     config = None if ratio is None else {"min.cleanable.dirty.ratio": ratio}
     found: list[PartitionPlan] = []
+    problems: list[str] = []
     for name in names:  # one topic whose state is damaged does not keep the others from being compacted
         try:
             planned = plan(store, topics=[name], config=config, force=force, now_ms=now_ms, estimate=False)
@@ -102,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 topics=options.topics,
                 ratio=options.ratio,
                 force=options.force,
-                flush=options.flush,
                 now_ms=options.now_ms,
             )
     except (DuramenError, OSError) as error:

@@ -110,7 +110,9 @@ def rewrite_task(
     offset_map = DedupeMap.load(part.path, work.map_settings)
     throttle = Throttle(work.bytes_per_second / len(groups))
     writer = GroupWriter(OS_FILES, work, part.indexed, offset_map, mine, throttle=throttle)
-    return [writer.clean(group) for group in groups[number]]
+    # The executor's name: its Python processes have one parent, and executors may share a host.
+    executor = f"{os.uname().nodename}:{os.getppid()}"
+    return [replace(writer.clean(group), worker=executor) for group in groups[number]]
 
 
 def _saved(offset_map: DedupeMap, folder: str) -> str:
