@@ -1,8 +1,8 @@
-"""The table of suites behind `make test`, and what runs it: each suite in a process of its own, one after another.
+"""The table of suites behind `make test`, and what runs it: each suite in a process of its own, two at a time.
 
-A failing suite does not stop the next one. The run ends with a table of what passed, failed and was skipped, and why.
-On CI (`CI=true`) a skipped test, or a suite in which nothing ran, is a failure as well. Standard library only, so that
-it can report even when an installed package is broken.
+A failing suite does not stop the next one. What runs beside another suite is printed when it is over. The run ends with
+a table of what passed, failed and was skipped, and why. On CI (`CI=true`) a skipped test, or a suite in which nothing
+ran, is a failure as well. Standard library only, so that it can report even when an installed package is broken.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 PACKAGES = ("logstore", "streaming", "compaction_job", "duramen")
 JAVA_VERSION_MIN = 17
+_PRINTING = threading.Lock()
 JAVA_INSTALL = "apt-get install openjdk-17-jdk-headless maven"
 
 
@@ -43,23 +48,18 @@ class Suite:
     limit_s: int = 1800
 
 
+#: The longest first, so that two at a time end together.
 SUITES = (
     Suite("lint"),
+    Suite("cluster", ("tests/cluster",), needs_java=True, arguments=("--timeout=900",)),
     Suite("unit", ("tests/logstore", "tests/compaction_job", "tests/duramen", "tests/test_*.py")),
+    Suite("streaming", ("tests/streaming",), needs_java=True, arguments=("--timeout=900",)),
+    Suite("conformance", ("tests/conformance",), needs_java=True, arguments=("--timeout=600",)),
+    Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "60"}, arguments=("--timeout=600",)),
+    Suite("reads", ("tests/streaming_reads",), needs_java=True, arguments=("--timeout=900",)),
+    Suite("airflow", ("tests/airflow_dags",), needs_java=True, arguments=("--timeout=1200",)),
     Suite("simulation", ("tests/simulation",)),
     Suite("crash", ("tests/crash",)),
-    Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "60"}, arguments=("--timeout=600",)),
-    Suite("conformance", ("tests/conformance",), needs_java=True, arguments=("--timeout=600",)),
-)
-
-#: Run only when named (`make test SUITES=streaming`): they start Spark and fetch Delta's jars.
-NAMED_SUITES = (
-    Suite(
-        "streaming",
-        ("tests/streaming", "tests/streaming_reads"),
-        needs_java=True,
-        arguments=("--timeout=900",),
-    ),
 )
 
 _DAY_S = 24 * 3600
@@ -69,6 +69,34 @@ SOAK_SUITES = (
     Suite("simulation", ("tests/simulation",), env=_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
     Suite("crash", ("tests/crash",), env=_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
     Suite("fuzz", ("tests/fuzz",), env=_FUZZ_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
+    Suite(
+        "commit",
+        (
+            "tests/logstore/store/test_commit_*.py",
+            "tests/logstore/store/test_settle.py",
+            "tests/logstore/ledger/test_durability.py",
+        ),
+        env=_SOAK,
+        arguments=("--timeout=0",),
+        limit_s=_DAY_S,
+    ),
+    Suite(
+        "streaming",
+        ("tests/streaming", "tests/streaming_reads"),
+        needs_java=True,
+        env=_SOAK,
+        arguments=("--timeout=0",),
+        limit_s=_DAY_S,
+    ),
+    Suite(
+        "survivors",
+        ("tests/conformance/test_same_survivors.py", "tests/conformance/test_eligibility.py"),
+        needs_java=True,
+        env=_SOAK,
+        arguments=("--timeout=0",),
+        limit_s=_DAY_S,
+    ),
+    Suite("compaction", ("tests/compaction_job",), env=_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
 )
 
 
@@ -194,9 +222,18 @@ def missing_java() -> str | None:
 # --- running -------------------------------------------------------------------------------------------------------
 
 
-def run_process(command: Sequence[str], env: dict[str, str], limit_s: int) -> int:
-    """The exit code of `command`, negative for a signal; output passes through. Its whole group dies at the limit."""
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | env, start_new_session=True)
+def run_process(command: Sequence[str], env: dict[str, str], limit_s: int, out: IO[bytes] | None = None) -> int:
+    """The exit code of `command`, negative for a signal; output passes through, or goes to `out`. Its whole group dies
+    at the limit.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | env,
+        start_new_session=True,
+        stdout=out,
+        stderr=None if out is None else subprocess.STDOUT,
+    )
     try:
         return process.wait(timeout=limit_s)
     except BaseException as reason:
@@ -208,7 +245,7 @@ def run_process(command: Sequence[str], env: dict[str, str], limit_s: int) -> in
         raise
 
 
-def run_lint(suite: Suite) -> Outcome:
+def run_lint(suite: Suite, out: IO[bytes] | None) -> Outcome:
     outcome = Outcome(suite.name)
     packages = [name for name in PACKAGES if (ROOT / name / "__init__.py").exists()]
     checks = {
@@ -218,7 +255,7 @@ def run_lint(suite: Suite) -> Outcome:
     }
     for name, command in checks.items():
         program = str(Path(sys.executable).parent / command[0])
-        if run_process([program, *command[1:]], suite.env, suite.limit_s) == 0:
+        if run_process([program, *command[1:]], suite.env, suite.limit_s, out) == 0:
             outcome.passed += 1
         else:
             outcome.failed += 1
@@ -226,7 +263,7 @@ def run_lint(suite: Suite) -> Outcome:
     return outcome
 
 
-def run_pytest(suite: Suite) -> Outcome:
+def run_pytest(suite: Suite, out: IO[bytes] | None) -> Outcome:
     paths = [str(path.relative_to(ROOT)) for pattern in suite.paths for path in sorted(ROOT.glob(pattern))]
     if not paths:
         outcome = Outcome(suite.name)
@@ -236,28 +273,49 @@ def run_pytest(suite: Suite) -> Outcome:
     report = REPORTS / f"{suite.name}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", *suite.arguments, *paths]
-    outcome = judge_pytest(suite.name, run_process(command, suite.env, suite.limit_s), report)
+    outcome = judge_pytest(suite.name, run_process(command, suite.env, suite.limit_s, out), report)
     if not outcome.ran and not outcome.skipped:
         outcome.note("no tests collected")
     return outcome
 
 
-def run(suite: Suite) -> Outcome:
-    print(f"\n=== {suite.name}", flush=True)
+def run(suite: Suite, *, aside: bool = False) -> Outcome:
+    """Run one suite; with `aside` its output comes when it is over, in one piece."""
     start = time.monotonic()
-    outcome = run_pytest(suite) if suite.paths else run_lint(suite)
+    if not aside:
+        print(f"\n=== {suite.name}", flush=True)
+        outcome = run_pytest(suite, None) if suite.paths else run_lint(suite, None)
+    else:
+        print(f"... {suite.name} begins", flush=True)
+        with tempfile.TemporaryFile() as out:
+            outcome = run_pytest(suite, out) if suite.paths else run_lint(suite, out)
+            out.seek(0)
+            text = out.read().decode(errors="replace")
+        with _PRINTING:
+            print(f"\n=== {suite.name}\n{text}", flush=True)
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def run_all(suites: Sequence[Suite], jobs: int) -> list[Outcome]:
+    """All suites, `jobs` at a time; outcomes in the order of the suites."""
+    if jobs <= 1 or len(suites) == 1:
+        return [run(suite) for suite in suites]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda suite: run(suite, aside=True), suites))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the suites of the project and report them in a table.")
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="only these suites; all when none is named")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="suites at a time; one lets their output pass (default 2)"
+    )
     parser.add_argument("--soak", action="store_true", help="the long form of the suites that have one")
     options = parser.parse_args(arguments)
 
     usual = SOAK_SUITES if options.soak else SUITES
-    known = {suite.name: suite for suite in (*usual, *(() if options.soak else NAMED_SUITES))}
+    known = {suite.name: suite for suite in usual}
     for name in options.suites:
         if name not in known:
             parser.error(f"there is no suite {name!r}, only {', '.join(known)}")
@@ -268,11 +326,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(complaint, file=sys.stderr)
         return 1
 
-    outcomes = [run(suite) for suite in chosen]
+    began = time.monotonic()
+    outcomes = run_all(chosen, 1 if options.soak else options.jobs)
     found = complaints(outcomes, on_ci=os.environ.get("CI") == "true")
     print(f"\n{table(outcomes)}\n")
     for line in found:
         print(line)
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     print(totals(outcomes), flush=True)
     return 1 if found else 0
 
