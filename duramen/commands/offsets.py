@@ -150,11 +150,11 @@ def _counted_text(partition: dict[str, Any]) -> list[object]:
 
 
 def _ledger(store: LogStore) -> Ledger | None:
-    """None where nothing was ever committed: looking does not make one."""
-    from logstore.ledger import Ledger
-
+    """None where nothing was ever committed: looking does not make one, and starts faster."""
     if not store.fs.exists(store.layout.ledger):
         return None
+    from logstore.ledger import Ledger
+
     return Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
 
 

@@ -516,11 +516,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
         producers = producers_of(store, topic, number, context.now_ms, what)
     state = store.partition_state(topic, number)
     work = _work(store, topic, number, state, config, plan.cleanable, context.now_ms, context.budget, producers)
-    folder = store.layout.work("run")
-    store.fs.mkdir(folder)
-    owner = FileLock(store.fs, os.path.join(folder, _OWNER_FILE))
-    owner.acquire(0)
-    owner.sign(store.clock, what)  # whose records lie here
+    folder, owner = _run_folder(store, what)
     try:
 
         def swapped(done: Cleaned) -> None:
@@ -540,6 +536,17 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
     finally:
         remove_run_folder(folder)
         owner.release()
+
+
+def _run_folder(store: LogStore, what: str) -> tuple[str, FileLock]:
+    """A folder for one pass, locked before it has its name: whoever sweeps never takes it for a killed run's."""
+    draft, folder = store.layout.work("draft"), store.layout.work("run")
+    store.fs.mkdir(draft)
+    owner = FileLock(store.fs, os.path.join(draft, _OWNER_FILE))
+    owner.acquire(0)
+    owner.sign(store.clock, what)  # whose records lie here
+    store.fs.rename(draft, folder)
+    return folder, owner
 
 
 def remove_run_folder(folder: str) -> None:

@@ -536,7 +536,7 @@ class LogStore:
         oldest = self.clock.now_ms() - _LEFTOVER_MS_MIN
         for folder, suffixes in (
             (self.layout.topics, (".new", ".tmp")),
-            (self.layout.staging, ("-partition", "-import")),
+            (self.layout.staging, ("-partition", "-import", "-draft")),
         ):
             for name in self.fs.listdir(folder):
                 path = os.path.join(folder, name)
