@@ -8,8 +8,9 @@ MAKEFLAGS += --no-builtin-rules
 VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.7
+AIRFLOW_VENV := build/airflow-venv
 
-.PHONY: help setup demo test soak bench lint format lock clean
+.PHONY: help setup demo test soak airflow bench lint format lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +26,9 @@ test: setup ## every suite, then a table of them; SUITES="unit lint" runs only t
 soak: setup ## the long runs: ten million fuzz cases, hours of crashes
 	@$(BIN)/python tests/suites.py --soak $(SUITES)
 
+airflow: setup $(AIRFLOW_VENV)/.setup ## the DAGs in a real Airflow, which has an environment of its own
+	@$(BIN)/python tests/suites.py airflow
+
 bench: setup ## speed and memory, side by side with Kafka's own log class; ARGS="..." is passed on
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -37,13 +41,15 @@ format: setup ## let ruff rewrite the code
 
 # uv resolves for every Python at once, which pip cannot; nothing but this target uses it. Pins stay as they are unless
 # UPGRADE=1. The extras are only resolved, to see that they still fit together with the rest.
-COMPILE = build/lock/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.10 --no-emit-index-url \
+COMPILE = build/lock/bin/uv pip compile --quiet --universal --python-version 3.10 --no-emit-index-url \
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 lock: build/lock/bin/uv ## write requirements*.lock anew from pyproject.toml; UPGRADE=1 moves the pins
-	@$(COMPILE) --generate-hashes -o requirements.lock > /dev/null
-	@$(COMPILE) --generate-hashes --group dev --extra spark --extra delta -c requirements.lock -o requirements-dev.lock > /dev/null
-	@$(COMPILE) --group dev --all-extras -c requirements.lock > /dev/null
-	@git --no-pager diff --stat -- requirements.lock requirements-dev.lock
+	@$(COMPILE) pyproject.toml --generate-hashes -o requirements.lock > /dev/null
+	@$(COMPILE) pyproject.toml --generate-hashes --group dev --extra spark --extra delta -c requirements.lock \
+	    -o requirements-dev.lock > /dev/null
+	@$(COMPILE) pyproject.toml --group dev --all-extras -c requirements.lock > /dev/null
+	@$(COMPILE) airflow_dags/requirements.in --generate-hashes -o requirements-airflow.lock > /dev/null
+	@git --no-pager diff --stat -- requirements.lock requirements-dev.lock requirements-airflow.lock
 
 clean: ## remove what was built, but not .venv
 	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/conformance/target
@@ -74,6 +80,14 @@ $(VENV)/.setup: pyproject.toml requirements-dev.lock
 	@echo "Installing the locked dependencies (a minute or two the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Airflow's pins clash with those of Spark's Python, so it never shares an environment with the project. Made anew when
+# its lock changes; the tests of the DAGs ask for it themselves, too.
+$(AIRFLOW_VENV)/.setup: requirements-airflow.lock
+	@echo "Making Airflow's environment, $(AIRFLOW_VENV) (a minute or two)"
+	@$(PYTHON) -m venv --clear $(AIRFLOW_VENV)
+	@$(AIRFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-airflow.lock
 	@touch $@
 
 # Compiling takes seconds, and far longer when several processes do it at once, so it is done here, once.

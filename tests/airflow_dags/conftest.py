@@ -94,7 +94,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
 Call = Callable[..., tuple[int, Any]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="class")
 def api(airflow: Airflow) -> Iterator[Call]:
     """`api(method, path, body)` of a running API server, with a scheduler beside it."""
     address = f"http://127.0.0.1:{airflow.env['AIRFLOW__API__PORT']}"

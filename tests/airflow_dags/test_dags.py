@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,8 @@ TOPIC = "orders"
 PARTITIONS = 2
 # Files that a pass has replaced stay for an hour, so that no later run removes them under a comparison.
 CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "20000", "file.delete.delay.ms": "3600000"}
+# Less for the JVM to compile than it would run.
+SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 FIRST, SECOND, THIRD = (f"2026-03-0{day}T00:00:00+00:00" for day in (1, 2, 3))
 
 
@@ -35,6 +38,10 @@ class Filled:
     path: Path
     topic: str = TOPIC
     latest: dict[bytes, bytes] = field(default_factory=dict)
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        return {"store": str(self.path), "spark_conf": SPARK_CONF}
 
     def append(self, rounds: int, rng: random.Random) -> None:
         with LogStore(self.path) as store:
@@ -97,7 +104,26 @@ def compacted(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> tup
             opened.append("audit", pa.table({"key": [b"k"] * 100, "value": [bytes(30)] * 100}))
         Committer(opened).flush(opened.topic("audit"))
     assert store.due() == [f"{TOPIC}-0", f"{TOPIC}-1"]
-    return store, airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path)}, at=FIRST)
+    return store, airflow.ask("run", dag_id="duramen_compaction", conf=store.conf, at=FIRST)
+
+
+@pytest.fixture(scope="module")
+def failed(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> tuple[Filled, dict[str, Any]]:
+    """A store with a damaged partition, which a run left as it was, and what that run came to."""
+    store = filled(tmp_path_factory.mktemp("airflow") / "store", random.Random(8), "payments")
+    damage(store)
+    before = store.files("logs/payments-0")
+    run = airflow.ask("run", dag_id="duramen_compaction", conf=store.conf, at=THIRD)
+    assert store.files("logs/payments-0") == before
+    return store, run
+
+
+def damage(store: Filled) -> None:
+    """Of the first batch's CRC; twice is as before."""
+    path = store.path / "logs" / f"{store.topic}-0" / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    data[17] ^= 1
+    path.write_bytes(data)
 
 
 def test_both_dags_are_imported_without_errors(airflow: Airflow) -> None:
@@ -151,7 +177,7 @@ def test_the_same_run_id_again_changes_no_file(airflow: Airflow, compacted: tupl
     store.append(6, random.Random(6))
     assert store.due() == [f"{TOPIC}-0", f"{TOPIC}-1"]  # there would be work
     before = store.files()
-    again = airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path)}, at=FIRST)
+    again = airflow.ask("run", dag_id="duramen_compaction", conf=store.conf, at=FIRST)
     assert again["run_id"] == run["run_id"]
     assert (again["state"], again["tasks"]) == (run["state"], run["tasks"])
     results = [result["value"] for result in again["results"] if result["task"] == "compact_partition"]
@@ -164,21 +190,21 @@ def test_the_same_run_id_again_changes_no_file(airflow: Airflow, compacted: tupl
 def test_a_dry_run_says_what_is_due_and_changes_nothing(airflow: Airflow, tmp_path: Path) -> None:
     store = filled(tmp_path / "store", random.Random(7))
     before = store.files(".")
-    run = airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path), "dry_run": True}, at=SECOND)
+    run = airflow.ask("run", dag_id="duramen_compaction", conf=store.conf | {"dry_run": True}, at=SECOND)
     assert run["state"] == "success"
-    assert run["tasks"]["compact_partition"] == "skipped"
+    assert run["tasks"] == {
+        "plan_partitions": "success",
+        "compact_partition": "skipped",
+        "apply_retention": "skipped",
+        "publish_topics": "success",
+        "all_compacted": "success",
+    }
     assert run["events"] == []
     assert store.files(".") == before
 
 
-def test_a_failing_partition_fails_its_own_task_only(airflow: Airflow, tmp_path: Path) -> None:
-    store = filled(tmp_path / "store", random.Random(8), "payments")
-    damaged = store.path / "logs" / "payments-0" / f"{0:020d}.log"
-    data = bytearray(damaged.read_bytes())
-    data[17] ^= 1  # the first batch's CRC
-    damaged.write_bytes(data)
-    before = store.files("logs/payments-0")
-    run = airflow.ask("run", dag_id="duramen_compaction", conf={"store": str(store.path)}, at=THIRD)
+def test_a_failing_partition_fails_its_own_task_only(failed: tuple[Filled, dict[str, Any]]) -> None:
+    store, run = failed
     assert run["state"] == "failed"
     assert run["tasks"] == {
         "plan_partitions": "success",
@@ -191,7 +217,6 @@ def test_a_failing_partition_fails_its_own_task_only(airflow: Airflow, tmp_path:
     receipts = {receipt.partition: receipt for receipt in store.receipts()}
     assert (receipts[0].result, receipts[1].result) == ("failed", "done")
     assert "checksum" in receipts[0].reason
-    assert store.files("logs/payments-0") == before
     (event,) = run["events"]
     assert event["extra"]["partitions"] == [1]
 
@@ -242,28 +267,72 @@ def test_what_no_schema_can_tell_is_a_plain_error_of_the_first_task(
         assert told in log
 
 
-def test_a_compaction_starts_the_restore_of_its_topics(
-    compacted: tuple[Filled, dict[str, Any]], api: Callable[..., tuple[int, Any]]
-) -> None:
-    """With the scheduler, the API server and the executor that Airflow comes with."""
-    store, _ = compacted
-    code, refusal = api("POST", "/api/v2/dags/duramen_compaction/dagRuns", {"logical_date": None, "conf": {"ratio": 2}})
-    assert code == 400
-    assert "Invalid input for param ratio: 2 is greater than the maximum of 1" in str(refusal)
+Api = Callable[..., tuple[int, Any]]
 
-    deadline = time.monotonic() + 300
-    state = None
-    while state not in ("success", "failed"):
-        # Compactions of other tests may have started the restore of other topics.
-        code, answer = api("GET", "/api/v2/dags/duramen_restore/dagRuns/~/taskInstances")
-        assert code == 200
-        tasks = {each["rendered_map_index"]: each for each in answer["task_instances"]}
-        state = tasks.get(TOPIC, {}).get("state")
-        assert time.monotonic() < deadline, f"no restore, but {tasks}"
+
+def task_states(api: Api, dag_id: str, run_id: str = "~") -> dict[str, dict[str, Any]]:
+    """By the name of a mapped task's partition or topic; of the others, by their own."""
+    code, answer = api("GET", f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances")
+    assert code == 200, answer
+    return {each["rendered_map_index"] or each["task_id"]: each for each in answer["task_instances"]}
+
+
+def until(seconds: float, found: Callable[[], dict[str, Any]], name: str, *states: str) -> dict[str, Any]:
+    deadline = time.monotonic() + seconds
+    while (tasks := found()).get(name, {}).get("state") not in states:
+        assert time.monotonic() < deadline, f"{name} is not {' or '.join(states)}: {tasks}"
         time.sleep(1)
-    assert state == "success"
-    assert tasks[TOPIC]["dag_run_id"].startswith("asset_triggered__")
-    restored = pq.read_table(f"{store.path}.restored/{TOPIC}.parquet").to_pylist()
-    assert {row["key"]: row["value"] for row in restored} == store.latest
-    assert len(restored) == len(store.latest)
-    assert os.listdir(f"{store.path}.restored") == [f"{TOPIC}.parquet"]
+    return tasks
+
+
+@pytest.mark.usefixtures("compacted", "failed")  # before there is a scheduler that would meddle with dag.test()
+class TestWithAScheduler:
+    """With the scheduler, the API server and the executor that Airflow comes with."""
+
+    def test_a_param_outside_its_schema_is_told_to_who_asked(self, api: Api) -> None:
+        run = {"logical_date": None, "conf": {"ratio": 2}}
+        code, refusal = api("POST", "/api/v2/dags/duramen_compaction/dagRuns", run)
+        assert code == 400
+        assert "Invalid input for param ratio: 2 is greater than the maximum of 1" in str(refusal)
+
+    def test_a_compaction_starts_the_restore_of_its_topics(
+        self, compacted: tuple[Filled, dict[str, Any]], api: Api
+    ) -> None:
+        store, _ = compacted
+        # Compactions of other tests start the restore of other topics.
+        tasks = until(300, lambda: task_states(api, "duramen_restore"), TOPIC, "success", "failed")
+        assert tasks[TOPIC]["state"] == "success"
+        assert tasks[TOPIC]["dag_run_id"].startswith("asset_triggered__")
+        restored = pq.read_table(f"{store.path}.restored/{TOPIC}.parquet").to_pylist()
+        assert {row["key"]: row["value"] for row in restored} == store.latest
+        assert len(restored) == len(store.latest)
+        assert os.listdir(f"{store.path}.restored") == [f"{TOPIC}.parquet"]
+
+    def test_a_failed_task_that_is_cleared_does_not_wait_for_the_back_off(
+        self, failed: tuple[Filled, dict[str, Any]], api: Api
+    ) -> None:
+        store, run = failed
+        damage(store)  # mended
+        cleared = {"dag_run_id": run["run_id"], "dry_run": False, "only_failed": True}
+        code, answer = api("POST", "/api/v2/dags/duramen_compaction/clearTaskInstances", cleared)
+        assert code == 200, answer
+
+        def tasks() -> dict[str, Any]:
+            return task_states(api, "duramen_compaction", run["run_id"])
+
+        found = until(300, tasks, "all_compacted", "success", "failed")
+        assert {name: each["state"] for name, each in found.items() if name != "all_compacted"} == {
+            "plan_partitions": "success",
+            "payments-0": "success",
+            "payments-1": "success",
+            "apply_retention": "success",
+            "publish_topics": "success",
+        }
+        assert found["payments-0"]["try_number"] == 2
+        receipts = [(each.partition, each.result, each.airflow_run_id) for each in store.receipts()]
+        assert sorted(receipts) == [
+            (0, "done", run["run_id"]),
+            (0, "failed", run["run_id"]),
+            (1, "done", run["run_id"]),
+        ]
+        assert store.read() == store.latest
