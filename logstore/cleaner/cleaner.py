@@ -75,7 +75,14 @@ class LocalEngine:
     def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
         assert self._map is not None
         writer = GroupWriter(
-            self._fs, work, indexed, self._map, folder, throttle=self._throttle, progress=self._progress
+            self._fs,
+            work,
+            indexed,
+            self._map,
+            folder,
+            throttle=self._throttle,
+            progress=self._progress,
+            indexed_here=True,
         )
         if work.has_transactions or self._threads == 1:
             yield from map(writer.clean, groups)

@@ -9,7 +9,9 @@ With another order than that of offsets (see `marks`) an entry has 32 bytes, and
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import struct
 from dataclasses import dataclass, field
@@ -29,7 +31,9 @@ from logstore.records.table import BASE_OFFSET, COUNT, POSITION, SKIP, BatchTabl
 
 _SCRATCH_BYTES = 64 * 48 + 128
 _SLOTS_MIN = 1 << 16
-_GROWTH = 4
+#: fourfold while it is small, then twofold: a map in twice the memory it needs misses the caches more often
+_GROWTH, _GROWTH_LARGE, _LARGE_SLOTS = 4, 2, 1 << 19
+_HUGE_PAGES_BYTES_MIN = 8 << 20
 _ROOM = 0.7  # while it can grow; beyond that looking for a key takes many steps
 _MAGIC = b"duramen-map-1\n"
 _SAVE_BYTES = 8 << 20
@@ -103,7 +107,7 @@ class DedupeMap:
         self._set_memory(self._new_memory(min(_SLOTS_MIN, self._slots_max)))
 
     def _new_memory(self, slot_count: int) -> npt.NDArray[np.uint8]:
-        return np.zeros(slot_count * self.settings.entry_bytes, dtype=np.uint8)
+        return _zeroed(slot_count * self.settings.entry_bytes)
 
     def _set_memory(self, memory: npt.NDArray[np.uint8]) -> None:
         settings, block = self.settings, self._block
@@ -135,7 +139,8 @@ class DedupeMap:
         if self.slots >= self._slots_max:
             return False
         old, old_slots, used = self._memory, self.slots, self.used
-        self._set_memory(self._new_memory(min(self.slots * _GROWTH, self._slots_max)))
+        growth = _GROWTH if self.slots < _LARGE_SLOTS else _GROWTH_LARGE
+        self._set_memory(self._new_memory(min(self.slots * growth, self._slots_max)))
         self._block[slots.K_USED] = 0
         code = kernels().merge_maps(address_of(old), old_slots, address_of(self._block))
         assert code == OK
@@ -289,6 +294,16 @@ class DedupeMap:
         loaded._set_memory(memory)
         loaded._block[slots.K_USED] = head["used"]
         return loaded
+
+
+def _zeroed(size: int) -> npt.NDArray[np.uint8]:
+    """Memory given by the system as it is touched, in large pages where it has them: keys lie all over it."""
+    if size < _HUGE_PAGES_BYTES_MIN:
+        return np.zeros(size, dtype=np.uint8)
+    memory = mmap.mmap(-1, size)
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def _records_before(table: BatchTable, first: int, last: int, min_offset: int, offset: int) -> int:

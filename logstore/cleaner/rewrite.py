@@ -38,9 +38,12 @@ class GroupWriter:
         *,
         throttle: Throttle = UNTHROTTLED,
         progress: Progress = no_progress,
+        indexed_here: bool = False,
     ) -> None:
+        """With `indexed_here` this very process has just read all that was indexed, and checked it."""
         self._fs = fs
         self._work = work
+        self._indexed_here = indexed_here
         self._indexed = indexed
         self._map = offset_map
         self._folder = folder
@@ -113,7 +116,9 @@ class GroupWriter:
                 keep_legacy = self._mtime_ms(source) > self._legacy_horizon_ms
                 segment = open_source(self._fs, work, source.base_offset)
                 try:
-                    for chunk in segment.chunks(0, source.size_bytes):
+                    for chunk in segment.chunks(
+                        0, source.size_bytes, verify_crc=not self._is_checked(source.base_offset, following)
+                    ):
                         read_bytes += len(chunk.data)
                         self._throttle.take(len(chunk.data))
                         self._progress("rewrite", len(chunk.data))
@@ -144,6 +149,11 @@ class GroupWriter:
         finally:
             if output is not None:
                 output.close(clean=False)
+
+    def _is_checked(self, base_offset: int, following: int) -> bool:
+        """Whether the whole segment was read, and its checksums compared, for the map."""
+        within = base_offset >= self._work.first_dirty_offset and following <= self._indexed.end_offset
+        return self._indexed_here and within
 
     def _open(self, base_offset: int) -> LogSegment:
         discard_output(self._fs, self._folder, base_offset)

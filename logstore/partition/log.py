@@ -74,6 +74,7 @@ from logstore.records.table import (
     SIZE,
     BatchTable,
 )
+from logstore.segment.names import FileKind
 from logstore.segment.segment import LogSegment, RollLimits
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
@@ -215,7 +216,7 @@ class PartitionLog:
                 state = read_state(fs, state_path, limits=limits)
             except CorruptState as error:
                 notes.append(f"state file rebuilt: {error}")
-        state = state or PartitionState(log_start_offset=log_start_offset)
+        state = state or _unknown_state(fs, directory, log_start_offset)
         if state.swap is not None and state_path is not None:
             state = finish_swap(fs, directory, state_path, state)
         told_recovery_point = recovery_point
@@ -1060,6 +1061,12 @@ class PartitionLog:
 
     def __exit__(self, *failure: object) -> None:
         self.close()
+
+
+def _unknown_state(fs: FileSystem, directory: str, log_start_offset: int) -> PartitionState:
+    """Of a log without a state file: anything may have been written to it, unless it is new."""
+    new = not fs.exists(directory) or not any(name.endswith(FileKind.LOG.value) for name in fs.listdir(directory))
+    return PartitionState(log_start_offset=log_start_offset, transactions=not new)
 
 
 def _with_offsets(table: BatchTable, next_offset: int) -> BatchTable:
