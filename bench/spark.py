@@ -98,15 +98,19 @@ def session(folder: Path, *, kafka: bool = False, delta: bool = False) -> Iterat
         SparkSession._instantiatedSession = None
 
 
-def rows(spark: Any, count: int, keys: int = KEYS) -> Any:
-    """Rows of a 10-byte key and a 100-byte value, made as they are needed; the values are digits without a pattern, so
-    that everybody has as many bytes to write."""
+def rows(spark: Any, folder: Path, count: int, keys: int = KEYS) -> Any:
+    """Rows of a 10-byte key and a 100-byte value out of uncompressed Parquet files, which Spark reads faster than
+    anybody here writes; making them anew each time would be most of the work. The values are digits without a pattern,
+    so that everybody has as many bytes to write."""
     from pyspark.sql import functions as f
 
-    key = f.lpad(f.pmod(f.hash("id"), f.lit(keys)).cast("string"), 10, "0")
-    digits = f.concat(*[f.lpad(f.hex(f.xxhash64("id", f.lit(part))), 16, "0") for part in range(7)])
-    value = f.substring(digits, 1, 100)
-    return spark.range(count).select(key.alias("key"), value.alias("value"))
+    path = folder / f"rows-{count}-{keys}.parquet"
+    if not path.exists():
+        key = f.lpad(f.pmod(f.hash("id"), f.lit(keys)).cast("string"), 10, "0")
+        digits = f.concat(*[f.lpad(f.hex(f.xxhash64("id", f.lit(part))), 16, "0") for part in range(7)])
+        made = spark.range(count).select(key.alias("key"), f.substring(digits, 1, 100).alias("value"))
+        made.write.option("compression", "none").parquet(str(path))
+    return spark.read.parquet(str(path))
 
 
 def consume(df: Any) -> None:

@@ -21,7 +21,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     with LogStore(store, create=True) as opened:
         opened.create_topic("rows", partitions=PARTITIONS)
     with bench_spark.session(folder) as spark:
-        rows = bench_spark.rows(spark, ROWS)
+        rows = bench_spark.rows(spark, folder, ROWS)
         sink = LogSink(store, "rows", "bench")
         batch_ids = itertools.count()
         series = bench_spark.in_turns(

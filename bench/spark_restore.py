@@ -28,7 +28,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     table = str(folder / "restore-delta")
     with broker(folder / "restore") as node, bench_spark.session(folder, kafka=True, delta=True) as spark:
         node.create_topic("rows", PARTITIONS)
-        rows = bench_spark.rows(spark, count)
+        rows = bench_spark.rows(spark, folder, count)
         servers = ("kafka.bootstrap.servers", node.bootstrap)
         rows.write.format("kafka").option(*servers).option("topic", "rows").save()
         LogSink(store, "rows", "bench")(rows, 0)

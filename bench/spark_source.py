@@ -25,7 +25,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     with broker(folder / "source") as node, bench_spark.session(folder, kafka=True) as spark:
         spark.dataSource.register(DuramenSource)
         node.create_topic("rows", PARTITIONS)
-        rows = bench_spark.rows(spark, count)
+        rows = bench_spark.rows(spark, folder, count)
         servers = ("kafka.bootstrap.servers", node.bootstrap)
         rows.write.format("kafka").option(*servers).option("topic", "rows").save()
         LogSink(store, "rows", "bench")(rows, 0)

@@ -37,6 +37,7 @@ _HUGE_PAGES_BYTES_MIN = 8 << 20
 _ROOM = 0.7  # while it can grow; beyond that looking for a key takes many steps
 _MAGIC = b"duramen-map-1\n"
 _SAVE_BYTES = 8 << 20
+_MARKED_AT_ONCE = 1 << 18
 
 SIPHASH = "siphash"
 MD5 = "md5"
@@ -256,6 +257,20 @@ class DedupeMap:
             position=base_position + int(blamed[POSITION]),
             offset=int(blamed[BASE_OFFSET]),
         )
+
+    def offsets_marked(self, first_offset: int, end_offset: int, block: int) -> npt.NDArray[np.uint8]:
+        """One byte for each `block` offsets of [first_offset, end_offset): does one of them hold a key's last record?
+
+        One more at the end is always 0.
+        """
+        marked = np.zeros((end_offset - first_offset + block - 1) // block + 1, dtype=np.uint8)
+        entries = self._memory.view(np.int64).reshape(self.slots, -1)[:, 2]
+        for at in range(0, self.slots, _MARKED_AT_ONCE):
+            offsets = entries[at : at + _MARKED_AT_ONCE]
+            offsets = offsets[offsets > 0] - (1 + first_offset)
+            marked[offsets[offsets >= 0] // block] = 1
+        marked[-1] = 0
+        return marked
 
     # --- files ------------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,41 @@ class LastRecord:
     producer_epoch: int
 
 
+#: offsets that share a mark, and how many marks there may be
+_BLOCK = 16
+_MARKS_MAX = 32 << 20
+
+
+class Survivors:
+    """Where the last records of keys lie among what was indexed: batches with none need not be opened again."""
+
+    def __init__(self, offset_map: DedupeMap, first_offset: int, end_offset: int) -> None:
+        self._first = first_offset
+        self._end = end_offset
+        self._marks = offset_map.offsets_marked(first_offset, end_offset, _BLOCK)
+
+    @classmethod
+    def of(cls, offset_map: DedupeMap, first_offset: int, end_offset: int) -> Survivors | None:
+        """None where they would take more memory than they are worth."""
+        if not 0 < end_offset - first_offset <= _BLOCK * _MARKS_MAX:
+            return None
+        return cls(offset_map, first_offset, end_offset)
+
+    def none_in(
+        self, first_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of these ranges surely hold none."""
+        within = (first_offsets >= self._first) & (last_offsets < self._end)
+        if not within.any():
+            return within
+        begins = (first_offsets[within] - self._first) // _BLOCK
+        ends = (last_offsets[within] - self._first) // _BLOCK + 1
+        found = np.maximum.reduceat(self._marks, np.stack((begins, ends), axis=1).reshape(-1))[::2]
+        none = within.copy()
+        none[within] = found == 0
+        return none
+
+
 @dataclass(frozen=True, slots=True)
 class FilterSettings:
     """What the filter goes by. Kafka's rules are those with nothing else given."""
@@ -101,6 +136,7 @@ class FilterSettings:
     merge_bytes: int = 0
     #: codec of all that is written; None: as it was
     codec_id: int | None = None
+    survivors: Survivors | None = None
 
 
 @dataclass(slots=True)
@@ -221,7 +257,13 @@ class Filter:
                 retain_empty[row] |= self._is_last_of_producer(table[row], bool(control[row]))
         passed = ((attributes & DELETE_HORIZON_BIT) != 0) & (table[:, BASE_TIMESTAMP] <= settings.now_ms)
         drop = discard & (~control | passed)
-        table[:, SKIP] = drop | control | (v2 & (table[:, COUNT] == 0))
+        superseded = np.zeros(len(table), dtype=bool)
+        if settings.survivors is not None:
+            superseded = (
+                v2 & ~control & ~drop & settings.survivors.none_in(table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+            )
+            self.counts.remove(SUPERSEDED, int(table[superseded, COUNT].sum()))
+        table[:, SKIP] = drop | control | superseded | (v2 & (table[:, COUNT] == 0))
         marks[:, MARK_KEPT] = np.where(control & ~drop, table[:, COUNT], 0)
         marks[:, MARK_CODEC] = attributes & CODEC_MASK  # opening a legacy set leaves none in the table
         self.counts.remove(ABORTED, int(table[drop & ~control, COUNT].sum()))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from logstore.cleaner.dedupe_map import DedupeMap
-from logstore.cleaner.filter import Counts, Filter, FilterSettings
+from logstore.cleaner.filter import Counts, Filter, FilterSettings, Survivors
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import Progress, aborted_between, no_progress, open_source
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
@@ -21,6 +21,7 @@ from logstore.errors import OffsetOverflow
 from logstore.files import FileSystem
 from logstore.records.codes import OK
 from logstore.records.encoder import EncodedBatches
+from logstore.records.marks import ORDER_OFFSET
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
 
@@ -51,6 +52,10 @@ class GroupWriter:
         self._progress = progress
         self._transactions = Transactions()
         self._legacy_horizon_ms = self._legacy_horizon()
+        self._survivors: Survivors | None = None
+        # Records without key are no key's last either, but are counted apart; and older records may win by version.
+        if work.map_settings.order == ORDER_OFFSET and not indexed.keyless:
+            self._survivors = Survivors.of(offset_map, work.first_dirty_offset, indexed.end_offset)
 
     def _legacy_horizon(self) -> int:
         """Tombstones of formats 0 and 1 have no horizon of their own: the age of the last clean segment decides."""
@@ -79,6 +84,7 @@ class GroupWriter:
             expired_before_ms=work.now_ms - options.key_ttl_ms if options.key_ttl_ms else 0,
             merge_bytes=options.merge_bytes,
             codec_id=codec_id,
+            survivors=self._survivors,
         )
 
     def clean(self, sources: tuple[SourceSegment, ...]) -> Cleaned:
