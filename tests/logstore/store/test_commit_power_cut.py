@@ -41,13 +41,14 @@ ROWS = 40
 #: every file operation of the path belongs to a step of docs/protocols.md, "Exactly-once append"
 STEPS = {
     "stage": r"staging/[^/]+-plan(/[^/]+\.batches|/owner)?",
+    "place": r"state|logs",
     "lease": r"locks/lease-.*",
     "plan": r"staging(/[^/]+-plan/plan(\.tmp)?)?",
     "commit": r"ledger/commits(/.*)?",
     "append": r"logs/(orders|payments)-\d(/.*)?|locks/partition-.*",
     "segment list": r"state/[^/]+/\d(\.tmp)?",
     "tail": r"state/[^/]+/\d\.tail(\.tmp)?",
-    "publish and flush": r"state/[^/]+(/ends(\.tmp)?)?",
+    "publish and flush": r"state/[^/]+(/ends(\.tmp)?)?|locks/ends-.*",
     "sweep": r"staging/[^/]+-delete(/.*)?",
 }
 
