@@ -191,10 +191,10 @@ class DedupeMap:
         """
         if self.used + other.used >= self.keys_max:
             return False
-        while self.used + other.used > int(self._block[slots.K_ROOM]) and self._grow():
-            pass
-        code = kernels().merge_maps(address_of(other._memory), other.slots, address_of(self._block))
-        assert code == OK
+        # Most keys may be in both: there is only as much room made as is needed, and what is in already stays the same.
+        while kernels().merge_maps(address_of(other._memory), other.slots, address_of(self._block)) == FULL:
+            grown = self._grow()
+            assert grown
         return True
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def _zeroed(size: int) -> npt.NDArray[np.uint8]:
     """Memory given by the system as it is touched, in large pages where it has them: keys lie all over it."""
     if size < _HUGE_PAGES_BYTES_MIN:
         return np.zeros(size, dtype=np.uint8)
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)
