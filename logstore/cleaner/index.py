@@ -91,8 +91,7 @@ def build_map(
     if len(ranges) == 1 or pool is None:
         indexed = index_range(fs, work, offset_map, dirty, throttle=throttle, progress=progress)
     else:
-        # What the others hold is beside the budget until it is merged: a quarter of it in all.
-        share = work.map_settings.keys_max // (4 * (len(ranges) - 1))
+        share = work.map_settings.keys_max // (2 * (len(ranges) - 1))
         maps = [offset_map, *(DedupeMap(work.map_settings, keys_max=max(share, 1)) for _ in ranges[1:])]
         parts = list(
             pool.map(
@@ -114,7 +113,7 @@ def nothing_indexed(work: PassWork) -> Indexed:
 def merge_ranges(
     fs: FileSystem,
     work: PassWork,
-    maps: list[DedupeMap],
+    maps: Sequence[DedupeMap],
     parts: Sequence[Indexed],
     ranges: Sequence[Sequence[SourceSegment]],
     *,
@@ -127,7 +126,6 @@ def merge_ranges(
         if done.is_full:
             break
         if parts[number].is_full or not maps[0].merge(maps[number]):
-            del maps[number:]  # their memory first
             rest = [segment for part in ranges[number:] for segment in part]
             again = index_range(fs, work, maps[0], rest, throttle=throttle, progress=progress)
             return _added(done, again, maps[0])
