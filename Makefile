@@ -70,6 +70,10 @@ This Python cannot make virtual environments. Install the missing part and try a
 endef
 export NO_PYTHON NO_VENV
 
+# A lock file is complete, so nothing is resolved: pip would look at newer releases of a pinned package when another one
+# asks for it with an extra, and refuse them for their missing hash.
+FROM_LOCK := --quiet --disable-pip-version-check --no-deps --require-hashes -r
+
 $(VENV)/.setup: pyproject.toml requirements-dev.lock
 	@if [ ! -x $(BIN)/python ]; then \
 	    [ -n "$(PYTHON)" ] || { echo "$$NO_PYTHON" >&2; exit 1; }; \
@@ -78,7 +82,7 @@ $(VENV)/.setup: pyproject.toml requirements-dev.lock
 	    $(PYTHON) -m venv $(VENV); \
 	fi
 	@echo "Installing the locked dependencies (a minute or two the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install $(FROM_LOCK) requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -87,7 +91,7 @@ $(VENV)/.setup: pyproject.toml requirements-dev.lock
 $(AIRFLOW_VENV)/.setup: requirements-airflow.lock
 	@echo "Making Airflow's environment, $(AIRFLOW_VENV) (a minute or two)"
 	@$(PYTHON) -m venv --clear $(AIRFLOW_VENV)
-	@$(AIRFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-airflow.lock
+	@$(AIRFLOW_VENV)/bin/python -m pip install $(FROM_LOCK) requirements-airflow.lock
 	@touch $@
 
 # Compiling takes seconds, and far longer when several processes do it at once, so it is done here, once.

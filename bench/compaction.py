@@ -60,7 +60,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             count = records // 10 if quick else records
             yield _against_kafka(folder, judge, count, keys, codec, cores, times, rounds)
         yield _small_change(folder, judge, 1_000_000 if quick else 4_000_000)
-    yield _two_threads(folder, 2_000_000 if quick else 10_000_000, rounds)
+    yield _two_threads(folder, 2_000_000 if quick else 10_000_000, 2 * rounds)
     yield _memory(folder, 2_000_000 if quick else 20_000_000)
 
 
@@ -129,6 +129,7 @@ def _ours(directory: Path, end: int, *, threads: int = 1, config: LogConfig = OU
         map_settings=MapSettings(buffer_bytes=BUFFER_BYTES),
         producers={},
         threads=threads,
+        groups_at_once=threads + 1,
     )
     return time.perf_counter() - began, report
 
@@ -142,9 +143,11 @@ def _against_kafka(
     removed = 0
     for number in range(rounds):
         (machine.take_all_cores if cores > 1 else machine.take_one_core)()
+        machine.fill_cache(folder)
         with machine.watching(*judge.processes) as watch:
             seconds, report = _ours(_copy(source, folder / "ours"), end, threads=cores)
             machine.take_one_core()
+            machine.fill_cache(folder)
             theirs = judge.clean(
                 _copy(source, folder / "kafka-0"),
                 CONFIG,
@@ -229,6 +232,7 @@ def _two_threads(folder: Path, count: int, rounds: int) -> Result:
     others = []
     for number in range(rounds):
         for threads in (1, 2):
+            machine.fill_cache(folder)
             with machine.watching() as watch:
                 took, _ = _ours(_copy(source, folder / "ours"), end, threads=threads)
             if number:

@@ -157,9 +157,11 @@ def in_turns(
     *,
     rounds: int,
     discarded: int,
+    folder: Path,
     between: Callable[[], object] = lambda: None,
 ) -> Series:
-    """Every way once a round; the first rounds are thrown away. What `between` does behind each is not timed.
+    """Every way once a round; the first rounds are thrown away. What `between` does behind each is not timed, nor that
+    the page cache is filled before it.
 
     Rounds that others disturbed are measured again, at most as many as count.
     """
@@ -169,6 +171,7 @@ def in_turns(
         began, busy, own = time.perf_counter(), machine.busy_s(), machine.family_s()
         taken = {}
         for name, way in ways:
+            machine.fill_cache(folder)
             start, worked = time.perf_counter(), machine.family_s()
             way()
             taken[name] = round(time.perf_counter() - start, 3), round(machine.family_s() - worked, 2)

@@ -28,6 +28,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             [("consume", lambda: bench_spark.consume(rows)), ("sink", lambda: sink(rows, next(batch_ids)))],
             rounds=rounds,
             discarded=discarded,
+            folder=folder,
         )
     consume_ms, sink_ms = (series.median(name) * 1000 for name in ("consume", "sink"))
     extra_ms = sink_ms - consume_ms

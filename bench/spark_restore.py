@@ -21,7 +21,7 @@ TIMES_OTHERS = 10.0
 def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     from pyspark.sql import functions as f
 
-    count, rounds, discarded = (500_000, 1, 1) if quick else (bench_spark.ROWS, 3, 1)
+    count, rounds, discarded = (500_000, 1, 1) if quick else (bench_spark.ROWS, 3, 2)
     store = folder / "restore-store"
     with LogStore(store, create=True) as opened:
         opened.create_topic("rows", partitions=PARTITIONS)
@@ -54,6 +54,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             ],
             rounds=rounds,
             discarded=discarded,
+            folder=folder,
         )
     for name, theirs in (("Spark's Kafka source with max_by", "kafka"), ("max_by over a Delta table", "delta")):
         what = f"latest of {keys:,} keys; theirs is {name}"

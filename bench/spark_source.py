@@ -18,7 +18,7 @@ TIMES_KAFKA = 4.0
 
 
 def run(folder: Path, *, quick: bool) -> Iterator[Result]:
-    count, rounds, discarded = (500_000, 1, 1) if quick else (bench_spark.ROWS, 3, 1)
+    count, rounds, discarded = (500_000, 1, 1) if quick else (bench_spark.ROWS, 3, 2)
     store = folder / "source-store"
     with LogStore(store, create=True) as opened:
         opened.create_topic("rows", partitions=PARTITIONS)
@@ -45,6 +45,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             ],
             rounds=rounds,
             discarded=discarded,
+            folder=folder,
         )
     for suffix in ("", ", all columns"):
         name = f"{suffix.strip(', ') or ', '.join(columns)}; theirs is Spark's Kafka source"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field, replace
 
+from logstore.cleaner.cleaner import wanted_buffer
 from logstore.cleaner.filter import Counts, Filter, FilterSettings
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import aborted_between, build_map, open_source
@@ -95,18 +96,16 @@ def _measure(store: LogStore, work: PassWork) -> Estimate:
             end_offset=indexed.end_offset,
             first_uncleanable_offset=work.first_uncleanable_offset,
             last_records=work.last_records,
-            expired_before_ms=work.now_ms - work.options.key_ttl_ms if work.options.key_ttl_ms else 0,
+            expired_before_ms=work.expired_before_ms,
         ),
         transactions,
         limits=work.limits,
     )
     before = after = 0
-    bases = [s.base_offset for s in work.segments]
-    for at, source in enumerate(work.segments):
+    for source in work.segments:
         if source.base_offset >= indexed.end_offset:
             break
-        following = bases[at + 1] if at + 1 < len(bases) else work.first_uncleanable_offset
-        transactions.add(aborted_between(store.fs, work, source.base_offset, following))
+        transactions.add(aborted_between(store.fs, work, source.base_offset, work.following(source)))
         before += source.size_bytes
         segment = open_source(store.fs, work, source.base_offset)
         try:
@@ -115,11 +114,7 @@ def _measure(store: LogStore, work: PassWork) -> Estimate:
                     after += _size_after(part.table[part.first : part.last], part.marks[part.first : part.last])
         finally:
             segment.close(clean=False)
-    wanted = None
-    if indexed.is_full:
-        span = max(indexed.end_offset - work.first_dirty_offset, 1)
-        keys = indexed.keys * (work.first_uncleanable_offset - work.first_dirty_offset) / span
-        wanted = work.map_settings.buffer_for(int(keys))
+    wanted = wanted_buffer(work, indexed) if indexed.is_full else None
     counts: Counts = rules.counts
     return Estimate(before, after, counts.records_read, dict(counts.removed), indexed.keys, indexed.is_full, wanted)
 

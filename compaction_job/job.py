@@ -36,7 +36,6 @@ from logstore.store.compaction import (
     compacted_partitions,
     describe_run,
     failures_of,
-    free_bytes,
     most_urgent_first,
     plan_partition,
     still_set_aside,
@@ -134,6 +133,7 @@ def plan(
         now = opened.clock.now_ms() if now_ms is None else now_ms
         failures = still_set_aside(failures_of(opened, _ledger(opened)), now)
         result: list[tuple[PartitionPlan, Estimate | None]] = []
+        free = opened.free_bytes()
         for topic, number in _chosen(opened, topics, config):
             settings = _what_if(opened, topic, config)
             found = plan_partition(
@@ -145,7 +145,7 @@ def plan(
                 force=force,
                 failures=failures,
                 threads=_threads(opened),
-                free_bytes=free_bytes(opened),
+                free_bytes=free,
                 flushed=True,
             )
             guess = None
@@ -284,6 +284,7 @@ def _plans(
     report: Report,
 ) -> list[PartitionPlan]:
     plans = []
+    free = store.free_bytes()
     for topic, number in chosen:
         try:
             plans.append(
@@ -295,7 +296,7 @@ def _plans(
                     force=force,
                     failures=aside,
                     threads=threads,
-                    free_bytes=free_bytes(store),
+                    free_bytes=free,
                     flushed=report.dry_run,
                 )
             )
@@ -338,7 +339,7 @@ def _engines(
                 raise CleaningAborted("the run was told to stop")
 
         if spark is None:
-            return LocalEngine(store.fs, threads=max(min(threads, each.groups_at_once), 1), progress=moved)
+            return LocalEngine(store.fs, threads=threads, groups_at_once=each.groups_at_once, progress=moved)
         from compaction_job.spark_engine import SparkEngine
 
         return SparkEngine(spark, store.path, groups_at_once=each.groups_at_once, progress=moved)

@@ -62,7 +62,7 @@ class SparkEngine:
         if work.has_transactions:  # what a transaction left in one group matters in the next
             waves = [[list(groups)]] if groups else []
         else:
-            at_once = max(self._groups_at_once, 1)
+            at_once = max(min(self._groups_at_once, self._cores()), 1)
             waves = [[[group] for group in groups[at : at + at_once]] for at in range(0, len(groups), at_once)]
         for wave in waves:
             task = partial(rewrite_task, work, folder, part, wave)

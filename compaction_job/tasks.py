@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from logstore.cleaner.dedupe_map import DedupeMap
 from logstore.cleaner.grouping import SourceSegment
-from logstore.cleaner.index import index_range, merge_ranges, weigh_older
+from logstore.cleaner.index import index_range, merge_ranges, offsets_of, weigh_older
 from logstore.cleaner.rewrite import GroupWriter
 from logstore.cleaner.throttle import Throttle
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
@@ -71,9 +71,10 @@ def index_task(
     work: PassWork, folder: str, ranges: Sequence[Sequence[SourceSegment]], number: int, *, keys_max: int | None
 ) -> Part:
     check_sees(work, folder)
-    offset_map = DedupeMap(work.map_settings, keys_max=keys_max)
+    mine = ranges[number]
+    offset_map = DedupeMap(work.map_settings, keys_max=keys_max, records=offsets_of(work, mine))
     throttle = Throttle(work.bytes_per_second / len(ranges))
-    indexed = index_range(OS_FILES, work, offset_map, ranges[number], throttle=throttle)
+    indexed = index_range(OS_FILES, work, offset_map, mine, throttle=throttle)
     if len(ranges) == 1 and work.map_settings.order != ORDER_OFFSET:
         weigh_older(OS_FILES, work, offset_map, throttle=throttle)
     return Part(indexed, _saved(offset_map, folder))
@@ -84,7 +85,7 @@ def merge_task(
 ) -> Part:
     """One map of all ranges, made by one process."""
     check_sees(work, folder)
-    whole = DedupeMap(work.map_settings)
+    whole = DedupeMap(work.map_settings, records=offsets_of(work, work.dirty))
     maps = [DedupeMap.load(part.path, work.map_settings) for part in parts]
     if parts[0].indexed.is_full or not whole.merge(maps[0]):
         return parts[0]

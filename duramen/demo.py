@@ -24,6 +24,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from compaction_job import Report
 
+    Pass = tuple[Report, dict[str, float]]
+
 ACCOUNTS = 2_000
 FILES = 12
 CHANGES_PER_FILE = 5_000
@@ -64,12 +66,12 @@ def _tell(out: Console, folder: str) -> int:
     out.print(f"[red]SIGKILL[/] to the driver; the ledger has {killed_at} of {FILES} micro-batches.")
 
     out.rule("[bold]3. The same query is started again, and the topic is compacted while it runs")
-    reports: list[Report] = []
-    _run_writer(out, folder, kill_after_files=None, meanwhile=lambda: _compact(folder, reports))
+    passes: list[Pass] = []
+    _run_writer(out, folder, kill_after_files=None, meanwhile=lambda: _compact(folder, passes))
     out.print(_batches(folder))
-    reports.append(_compact_now(folder))
-    out.print(_compactions(reports))
-    out.print(_removed(reports))
+    passes.append(_compact_now(folder))
+    out.print(_compactions(passes))
+    out.print(_removed([report for report, _ in passes]))
 
     out.rule("[bold]4. The state comes back, and is compared with the truth")
     began = time.perf_counter()
@@ -153,28 +155,31 @@ def _batches(folder: str) -> Table:
     return table
 
 
-def _compact(folder: str, reports: list[Report]) -> None:
+def _compact(folder: str, passes: list[Pass]) -> None:
     """Compact what is due, twice while the query runs: once what it left when it was killed, once what came since."""
-    if len(reports) < 2 and _committed(folder) >= (FILES // 2 + 1, FILES - 3)[len(reports)]:
-        reports.append(_compact_now(folder))
+    if len(passes) < 2 and _committed(folder) >= (FILES // 2 + 1, FILES - 3)[len(passes)]:
+        passes.append(_compact_now(folder))
 
 
-def _compact_now(folder: str) -> Report:
-    from compaction_job import compact
+def _compact_now(folder: str) -> Pass:
+    """What was compacted, and the dirty ratios then; while a query runs, it has appended again."""
+    from compaction_job import compact, plan
 
-    return compact(None, os.path.join(folder, "store"))
+    store = os.path.join(folder, "store")
+    report = compact(None, store)
+    return report, {each.name: each.cleanable.ratio for each, _ in plan(store, estimate=False)}
 
 
-def _compactions(reports: list[Report]) -> Table:
+def _compactions(passes: list[Pass]) -> Table:
     table = Table("pass", "partition", "dirty ratio before", "after", "bytes before", "after", "seconds")
-    for number, report in enumerate(reports, 1):
+    for number, (report, ratios) in enumerate(passes, 1):
         for run in sorted(report.done, key=lambda run: run.plan.partition):
             assert run.report is not None
             table.add_row(
                 str(number),
                 run.plan.name,
                 f"{run.plan.cleanable.ratio:.2f}",
-                "0.00" if not run.report.map_full else "",
+                f"{ratios[run.plan.name]:.2f}",
                 f"{run.report.before_bytes:,}",
                 f"{run.report.after_bytes:,}",
                 f"{run.report.seconds:.2f}",

@@ -50,6 +50,14 @@ class File(Protocol):
 
     def fsync(self) -> None: ...
 
+    def start_writeback(self, position: int, size: int) -> None:
+        """Have the device begin with these bytes, so that less is left for fsync. Promises nothing."""
+        ...
+
+    def drop_cached(self, position: int, size: int) -> None:
+        """Nobody is expected to read these bytes soon: their memory may serve others. Promises nothing."""
+        ...
+
     def fileno(self) -> int:
         """A real descriptor, for sendfile and locks."""
         ...
@@ -139,6 +147,15 @@ class OsFile:
     def fsync(self) -> None:
         os.fsync(self._fd)
 
+    def start_writeback(self, position: int, size: int) -> None:
+        function = _system_call("sync_file_range", 3)
+        if function is not None:
+            function(self._fd, position, size, _SYNC_FILE_RANGE_WRITE)
+
+    def drop_cached(self, position: int, size: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
+
     def fileno(self) -> int:
         return self._fd
 
@@ -153,6 +170,7 @@ class OsFile:
 
 _LARGE_WRITE_BYTES = 1 << 20
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 def _reserve(fd: int, position: int, size: int) -> None:
@@ -160,21 +178,26 @@ def _reserve(fd: int, position: int, size: int) -> None:
     quarter of a write's time on ext4. The size of the file stays. Where this is not supported, or there is no room,
     nothing happens here: the write itself will tell.
     """
-    fallocate = _fallocate()
+    # os.posix_fallocate would change the size, and write zeros where it is not supported
+    fallocate = _system_call("fallocate", 1)
     if fallocate is not None:
         fallocate(fd, _KEEP_SIZE, position, size)
 
 
-@functools.lru_cache(maxsize=1)
-def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    """The system's fallocate; os.posix_fallocate would change the size, and write zeros where it is not supported."""
+@functools.lru_cache(maxsize=2)
+def _system_call(name: str, flags_at: int) -> Callable[[int, int, int, int], int] | None:
+    """A call over (descriptor, position, size) that Python lacks, with its flags as argument number `flags_at`; None
+    where the system lacks it.
+    """
     import ctypes  # commands that write nothing start without it
 
     try:
-        function = ctypes.CDLL(None).fallocate
+        function = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    types = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    types.insert(flags_at, ctypes.c_uint)
+    function.argtypes = types
     return cast("Callable[[int, int, int, int], int]", function) if sys.maxsize > 1 << 32 else None
 
 

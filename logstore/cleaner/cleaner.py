@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -20,7 +21,7 @@ from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.cleaner.filter import TOMBSTONE, LastRecord
 from logstore.cleaner.grouping import SourceSegment, group_segments
 from logstore.cleaner.index import Progress, build_map, no_progress
-from logstore.cleaner.rewrite import GroupWriter
+from logstore.cleaner.rewrite import GroupWriter, Written
 from logstore.cleaner.throttle import Throttle
 from logstore.cleaner.work import Cleaned, CleaningOptions, Indexed, PassReport, PassWork
 from logstore.config import LogConfig
@@ -50,9 +51,15 @@ class Engine(Protocol):
 class LocalEngine:
     """This process, with threads: the kernels and codecs do not hold the interpreter."""
 
-    def __init__(self, fs: FileSystem, *, threads: int = 1, progress: Progress = no_progress) -> None:
+    def __init__(
+        self, fs: FileSystem, *, threads: int = 1, groups_at_once: int | None = None, progress: Progress = no_progress
+    ) -> None:
+        """`groups_at_once` is how many outputs may lie there before they are swapped in. One more than threads is used
+        at most: the device has its turn with one while others are made.
+        """
         self._fs = fs
-        self._threads = threads
+        self._groups_at_once = min(groups_at_once or threads, threads + 1)
+        self._threads = min(threads, self._groups_at_once)
         self._progress = progress
         self._map: DedupeMap | None = None
         self._throttle = Throttle(float("inf"))
@@ -84,21 +91,23 @@ class LocalEngine:
             progress=self._progress,
             indexed_here=True,
         )
-        if work.has_transactions or self._threads == 1:
+        if self._groups_at_once == 1:
             yield from map(writer.clean, groups)
             return
-        with ThreadPoolExecutor(self._threads) as pool:
-            waiting: list[Future[Cleaned]] = []
+        # What a transaction left in one group matters in the next.
+        with ThreadPoolExecutor(1 if work.has_transactions else self._threads) as pool:
+            waiting: deque[Future[Written]] = deque()
             try:
-                for group in groups:  # no more under way than there are threads: each takes disk space
-                    if len(waiting) > self._threads:
-                        yield waiting.pop(0).result()
-                    waiting.append(pool.submit(writer.clean, group))
+                for group in groups:
+                    if len(waiting) == self._groups_at_once:
+                        yield writer.finish(waiting.popleft().result())
+                    waiting.append(pool.submit(writer.write, group))
                 while waiting:
-                    yield waiting.pop(0).result()
+                    yield writer.finish(waiting.popleft().result())
             finally:
                 for future in waiting:
-                    future.cancel()
+                    if not future.cancel() and future.exception() is None:
+                        writer.discard(future.result())
 
 
 def plan_pass(
@@ -277,6 +286,7 @@ def clean_partition(
     map_settings: MapSettings,
     producers: Mapping[int, LastRecord],
     threads: int = 1,
+    groups_at_once: int | None = None,
     folder: str | None = None,
     options: CleaningOptions = CleaningOptions(),  # noqa: B008 (frozen)
     limits: Limits = DEFAULT_LIMITS,
@@ -302,7 +312,8 @@ def clean_partition(
     folder = folder or directory + ".cleaning"
     fs.mkdir(folder)
     try:
-        return run_pass(fs, work, engine=LocalEngine(fs, threads=threads), state_path=state_path, folder=folder)
+        engine = LocalEngine(fs, threads=threads, groups_at_once=groups_at_once)
+        return run_pass(fs, work, engine=engine, state_path=state_path, folder=folder)
     finally:
         with contextlib.suppress(OSError):
             for name in fs.listdir(folder):

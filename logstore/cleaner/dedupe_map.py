@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import struct
@@ -27,17 +28,17 @@ from logstore.records.codes import EXPLAINED, FULL, OK
 from logstore.records.marks import ORDER_OFFSET, Marks
 from logstore.records.native import address_of, kernels
 from logstore.records.offset_map import new_secret
+from logstore.records.survivors import Survivors
 from logstore.records.table import BASE_OFFSET, COUNT, POSITION, SKIP, BatchTable
 
 _SCRATCH_BYTES = 64 * 48 + 128
 _SLOTS_MIN = 1 << 16
-#: fourfold while it is small, then twofold: a map in twice the memory it needs misses the caches more often
-_GROWTH, _GROWTH_LARGE, _LARGE_SLOTS = 4, 2, 1 << 19
+_GROWTH = 2
+_SPARE = 1.1  # how much more room is made than the keys are thought to need
 _HUGE_PAGES_BYTES_MIN = 8 << 20
 _ROOM = 0.7  # while it can grow; beyond that looking for a key takes many steps
 _MAGIC = b"duramen-map-1\n"
 _SAVE_BYTES = 8 << 20
-_MARKED_AT_ONCE = 1 << 18
 
 SIPHASH = "siphash"
 MD5 = "md5"
@@ -78,7 +79,10 @@ class MapSettings:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """`stopped_at` is the record that found the map full, `last_offset` the last one taken before it, or -1."""
+    """`stopped_at` is the record that found the map full, `last_offset` the last one taken before it, or -1.
+
+    Where it was full, `records` and `keyless` may have some behind that record.
+    """
 
     records: int
     keyless: int
@@ -94,14 +98,33 @@ class Judged:
     nulled: int = 0
 
 
+def distinct_keys(known: int, seen: int, records: int) -> int:
+    """How many keys so many records have, when the first `seen` of them had `known`; for keys of equal chances."""
+    if seen <= known or records <= seen:
+        return max(records, known)  # no key came twice, or nothing is known of what comes
+    low, high = float(known), 1e3 * records
+    for _ in range(60):
+        keys = (low * high) ** 0.5
+        if -keys * math.expm1(-seen / keys) < known:
+            low = keys
+        else:
+            high = keys
+    return int(min(-low * math.expm1(-records / low), records)) + 1
+
+
 class DedupeMap:
     """Not for several threads at once, but for `judge`: give each its own `view`."""
 
-    def __init__(self, settings: MapSettings, *, keys_max: int | None = None) -> None:
+    def __init__(self, settings: MapSettings, *, keys_max: int | None = None, records: int = 0) -> None:
+        """With `keys_max` it takes fewer keys than the budget has room for. `records` are thought to come."""
         self.settings = settings
         self.keys_max = settings.keys_max if keys_max is None else min(keys_max, settings.keys_max)
         #: one slot more than Kafka has, so that there is always an empty one
         self._slots_max = settings.buffer_bytes // settings.entry_bytes + 1
+        if self.keys_max < settings.keys_max:
+            self._slots_max = int(self.keys_max / settings.load_factor) + 2
+        self._records = records
+        self._seen = 0
         self._scratch = np.empty(_SCRATCH_BYTES, dtype=np.uint8)
         self._block = np.zeros(slots.K_SLOTS, dtype=np.int64)
         self._header = np.frombuffer(settings.header or b"\0", dtype=np.uint8)
@@ -135,13 +158,17 @@ class DedupeMap:
     def is_full(self) -> bool:
         return self.used >= self.keys_max
 
-    def _grow(self) -> bool:
-        """More memory with the same entries; False when the budget is spent."""
+    def _grow(self, keys: int = 0) -> bool:
+        """More memory with the same entries, for at least so many keys; False when the budget is spent.
+
+        As much as all the keys to come will need, going by those that came: memory is not moved through many sizes.
+        """
         if self.slots >= self._slots_max:
             return False
         old, old_slots, used = self._memory, self.slots, self.used
-        growth = _GROWTH if self.slots < _LARGE_SLOTS else _GROWTH_LARGE
-        self._set_memory(self._new_memory(min(self.slots * growth, self._slots_max)))
+        keys = max(keys, distinct_keys(used, self._seen + int(self._block[slots.K_RECORDS]), self._records))
+        wanted = max(self.slots * _GROWTH, int(keys * _SPARE / _ROOM))
+        self._set_memory(self._new_memory(min(wanted, self._slots_max)))
         self._block[slots.K_USED] = 0
         code = kernels().merge_maps(address_of(old), old_slots, address_of(self._block))
         assert code == OK
@@ -167,22 +194,20 @@ class DedupeMap:
         """
         block = self._block
         block[slots.K_ONLY_KNOWN] = only_known
-        records = keyless = 0
+        block[slots.K_MIN_OFFSET] = min_offset
         block[slots.K_LAST_OFFSET] = -1
         while True:
-            block[slots.K_MIN_OFFSET] = min_offset
             code = kernels().index_keys(address_of(table), first, last, address_of(block))
-            if code == OK:
-                return Put(records + int(block[slots.K_RECORDS]), keyless + int(block[slots.K_KEYLESS]))
-            if code != FULL:
+            if code not in (OK, FULL):
                 raise self._corrupt(table, code, file, base_position)
-            stopped_at = int(block[slots.K_STOP_OFFSET])
-            if self.is_full or not self._grow():
-                return Put(records, keyless, stopped_at, int(block[slots.K_LAST_OFFSET]))
-            # What came before it is in. Counts of records would count some twice, so they are made good here.
-            before = _records_before(table, first, last, min_offset, stopped_at)
-            records += before
-            min_offset = stopped_at
+            # With more room the batches are taken again: what is in already stays as it is, and counts are of one look.
+            if code == OK or self.is_full or not self._grow():
+                break
+        seen = int(block[slots.K_RECORDS]), int(block[slots.K_KEYLESS])
+        self._seen += seen[0]
+        return (
+            Put(*seen) if code == OK else Put(*seen, int(block[slots.K_STOP_OFFSET]), int(block[slots.K_LAST_OFFSET]))
+        )
 
     def merge(self, other: DedupeMap) -> bool:
         """Take all entries of another map, the greater winning; False, and nothing done, when they might not fit.
@@ -191,11 +216,18 @@ class DedupeMap:
         """
         if self.used + other.used >= self.keys_max:
             return False
+        if other.used > self._block[slots.K_ROOM]:
+            self._grow(other.used)
         # Most keys may be in both: there is only as much room made as is needed, and what is in already stays the same.
         while kernels().merge_maps(address_of(other._memory), other.slots, address_of(self._block)) == FULL:
             grown = self._grow()
             assert grown
         return True
+
+    def release(self) -> None:
+        """Give the memory back; nothing is known any more."""
+        self._set_memory(self._new_memory(1))
+        self._block[slots.K_USED] = 0
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -203,6 +235,7 @@ class DedupeMap:
         """The same map for another thread."""
         twin = object.__new__(DedupeMap)
         twin.settings, twin.keys_max, twin._slots_max = self.settings, self.keys_max, self._slots_max
+        twin._records, twin._seen = self._records, self._seen
         twin._scratch = np.empty(_SCRATCH_BYTES, dtype=np.uint8)
         twin._block = self._block.copy()
         twin._header = self._header
@@ -221,12 +254,13 @@ class DedupeMap:
         now_ms: int,
         keep_legacy_tombstones: bool,
         expired_before_ms: int = 0,
+        survivors: Survivors | None = None,
         file: str | None = None,
         base_position: int = 0,
     ) -> tuple[npt.NDArray[np.uint8], Judged]:
         """A byte for each record of opened batches [first, last) that are not skipped, and why records go.
 
-        `marks` get the counts of each batch. Raises CorruptBatch.
+        `marks` get the counts of each batch. No key is looked for where `survivors` tell. Raises CorruptBatch.
         """
         live = table[first:last, SKIP] == 0
         keep = np.empty(max(int(table[first:last, COUNT][live].sum()), 1), dtype=np.uint8)
@@ -237,6 +271,11 @@ class DedupeMap:
         block[slots.K_EXPIRED_BEFORE] = expired_before_ms
         block[slots.K_MARKS] = address_of(marks)
         block[slots.K_KEEP] = address_of(keep)
+        block[slots.K_SURVIVORS] = 0
+        if survivors is not None:
+            block[slots.K_SURVIVORS] = address_of(survivors.bits)
+            block[slots.K_SURVIVORS_FIRST] = survivors.first_offset
+            block[slots.K_SURVIVORS_END] = survivors.end_offset
         for slot in (slots.K_KEYLESS, slots.K_SUPERSEDED, slots.K_TOMBSTONES, slots.K_NULLED):
             block[slot] = 0
         code = kernels().judge(address_of(table), first, last, address_of(block))
@@ -258,19 +297,9 @@ class DedupeMap:
             offset=int(blamed[BASE_OFFSET]),
         )
 
-    def offsets_marked(self, first_offset: int, end_offset: int, block: int) -> npt.NDArray[np.uint8]:
-        """One byte for each `block` offsets of [first_offset, end_offset): does one of them hold a key's last record?
-
-        One more at the end is always 0.
-        """
-        marked = np.zeros((end_offset - first_offset + block - 1) // block + 1, dtype=np.uint8)
-        entries = self._memory.view(np.int64).reshape(self.slots, -1)[:, 2]
-        for at in range(0, self.slots, _MARKED_AT_ONCE):
-            offsets = entries[at : at + _MARKED_AT_ONCE]
-            offsets = offsets[offsets > 0] - (1 + first_offset)
-            marked[offsets[offsets >= 0] // block] = 1
-        marked[-1] = 0
-        return marked
+    def survivors(self, first_offset: int, end_offset: int) -> Survivors | None:
+        """Where the last records of keys lie in [first_offset, end_offset), all of which was put in."""
+        return Survivors.of(self._memory, self.settings.entry_bytes, first_offset, end_offset)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -319,12 +348,3 @@ def _zeroed(size: int) -> npt.NDArray[np.uint8]:
     with contextlib.suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)
-
-
-def _records_before(table: BatchTable, first: int, last: int, min_offset: int, offset: int) -> int:
-    """About how many records lie in [min_offset, offset); exact for batches without gaps."""
-    rows = table[first:last]
-    live = rows[:, SKIP] == 0
-    begins = np.maximum(rows[live, BASE_OFFSET], min_offset)
-    ends = np.minimum(rows[live, BASE_OFFSET] + rows[live, COUNT], offset)
-    return int(np.maximum(ends - begins, 0).sum())

@@ -19,7 +19,6 @@ from logstore.limits import INT32_MAX, INT64_MAX, Limits
 from logstore.records import slots
 from logstore.records.codes import EXPLAINED, OK
 from logstore.records.compression import CODECS
-from logstore.records.control import ControlType, parse_control_record
 from logstore.records.decoder import Decoder
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import (
@@ -39,6 +38,7 @@ from logstore.records.marks import (
 )
 from logstore.records.memory import Memory
 from logstore.records.native import address_of, kernels
+from logstore.records.survivors import Survivors
 from logstore.records.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -83,41 +83,6 @@ class LastRecord:
 
     last_data_offset: int | None
     producer_epoch: int
-
-
-#: offsets that share a mark, and how many marks there may be
-_BLOCK = 16
-_MARKS_MAX = 32 << 20
-
-
-class Survivors:
-    """Where the last records of keys lie among what was indexed: batches with none need not be opened again."""
-
-    def __init__(self, offset_map: DedupeMap, first_offset: int, end_offset: int) -> None:
-        self._first = first_offset
-        self._end = end_offset
-        self._marks = offset_map.offsets_marked(first_offset, end_offset, _BLOCK)
-
-    @classmethod
-    def of(cls, offset_map: DedupeMap, first_offset: int, end_offset: int) -> Survivors | None:
-        """None where they would take more memory than they are worth."""
-        if not 0 < end_offset - first_offset <= _BLOCK * _MARKS_MAX:
-            return None
-        return cls(offset_map, first_offset, end_offset)
-
-    def none_in(
-        self, first_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
-        """Which of these ranges surely hold none."""
-        within = (first_offsets >= self._first) & (last_offsets < self._end)
-        if not within.any():
-            return within
-        begins = (first_offsets[within] - self._first) // _BLOCK
-        ends = (last_offsets[within] - self._first) // _BLOCK + 1
-        found = np.maximum.reduceat(self._marks, np.stack((begins, ends), axis=1).reshape(-1))[::2]
-        none = within.copy()
-        none[within] = found == 0
-        return none
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +152,7 @@ class Filter:
         self._settings = settings
         self._transactions = transactions
         self._decoder = Decoder(limits=limits, headers=False, control=True)
-        self._markers = Decoder(limits=limits, control=True)
         self._memory = Memory(blocks=3)
-        self._last_offsets = {
-            producer: last.last_data_offset
-            for producer, last in settings.last_records.items()
-            if last.last_data_offset is not None
-        }
         self.counts = Counts()
         #: index entries of markers that stay, since they were last taken
         self.aborted: list[AbortedTransaction] = []
@@ -219,6 +178,7 @@ class Filter:
                 now_ms=settings.now_ms,
                 keep_legacy_tombstones=keep_legacy_tombstones,
                 expired_before_ms=settings.expired_before_ms,
+                survivors=settings.survivors,
                 file=chunk.file,
                 base_position=chunk.position,
             )
@@ -249,9 +209,8 @@ class Filter:
         v2 = table[:, MAGIC] == 2
         retain_empty = table[:, LAST_OFFSET] + 1 == settings.first_uncleanable_offset
         control = v2 & ((attributes & CONTROL_BIT) != 0)
-        discard = np.zeros(len(table), dtype=bool)
-        for row in np.nonzero(v2 & ((attributes & (CONTROL_BIT | TRANSACTIONAL_BIT)) != 0))[0].tolist():
-            discard[row] = self._may_go(chunk, table, row)
+        discard, entries = self._transactions.read(chunk, table, self._decoder)
+        self.aborted += entries
         if settings.last_records:
             for row in np.nonzero(table[:, PRODUCER_ID] >= 0)[0].tolist():
                 retain_empty[row] |= self._is_last_of_producer(table[row], bool(control[row]))
@@ -269,24 +228,6 @@ class Filter:
         self.counts.remove(ABORTED, int(table[drop & ~control, COUNT].sum()))
         self.counts.remove(MARKER, int(table[drop & control, COUNT].sum()))
         return retain_empty, discard
-
-    def _may_go(self, chunk: Chunk, table: BatchTable, row: int) -> bool:
-        batch = table[row]
-        producer_id, last_offset = int(batch[PRODUCER_ID]), int(batch[LAST_OFFSET])
-        if not int(batch[ATTRIBUTES]) & CONTROL_BIT:
-            return self._transactions.data_batch(producer_id, last_offset)
-        kind = self._marker_kind(chunk, table[row : row + 1].copy())
-        may_go, entry = self._transactions.control_batch(kind, producer_id, last_offset)
-        if entry is not None:
-            self.aborted.append(entry)
-        return may_go
-
-    def _marker_kind(self, chunk: Chunk, row: BatchTable) -> ControlType | None:
-        row[:, SKIP] = 0
-        for columns in self._markers.columns(chunk.data, row, file=chunk.file, base_position=chunk.position):
-            for record in columns.records():
-                return parse_control_record(record).kind
-        return None
 
     def _is_last_of_producer(self, batch: npt.NDArray[np.int64], control: bool) -> bool:
         last = self._settings.last_records.get(int(batch[PRODUCER_ID]))

@@ -13,28 +13,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from logstore.cleaner.dedupe_map import DedupeMap
+from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import Indexed, PassWork
 from logstore.files import FileSystem
-from logstore.records.control import ControlType, parse_control_record
 from logstore.records.decoder import Decoder
 from logstore.records.marks import ORDER_OFFSET
 from logstore.records.table import (
-    ATTRIBUTES,
-    CONTROL_BIT,
     LAST_OFFSET,
-    MAGIC,
-    PRODUCER_ID,
     SKIP,
-    TRANSACTIONAL_BIT,
     BatchTable,
 )
 from logstore.segment.batches import Chunk
 from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
+
+_PARTIAL_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20  # stays in the cache beside what the map needs of it
 
 Progress = Callable[[str, int], None]
 """Called with the step and the bytes done since the last call; may raise to end the pass."""
@@ -87,12 +84,13 @@ def build_map(
     began = time.monotonic()
     dirty = work.dirty
     ranges = split_by_bytes(dirty, threads) if threads > 1 and not work.has_transactions else [dirty]
-    offset_map, indexed = DedupeMap(work.map_settings), nothing_indexed(work)
+    offset_map = DedupeMap(work.map_settings, records=offsets_of(work, dirty))
     if len(ranges) == 1 or pool is None:
         indexed = index_range(fs, work, offset_map, dirty, throttle=throttle, progress=progress)
     else:
-        share = work.map_settings.keys_max // (2 * (len(ranges) - 1))
-        maps = [offset_map, *(DedupeMap(work.map_settings, keys_max=max(share, 1)) for _ in ranges[1:])]
+        share = partial_keys(work.map_settings, len(ranges) - 1)
+        maps = [offset_map]
+        maps += [DedupeMap(work.map_settings, keys_max=share, records=offsets_of(work, part)) for part in ranges[1:]]
         parts = list(
             pool.map(
                 lambda pair: index_range(fs, work, pair[0], pair[1], throttle=throttle, progress=progress),
@@ -106,8 +104,15 @@ def build_map(
     return offset_map, replace(indexed, seconds=time.monotonic() - began)
 
 
-def nothing_indexed(work: PassWork) -> Indexed:
-    return Indexed(work.first_dirty_offset, 0, False)
+def partial_keys(settings: MapSettings, maps: int) -> int:
+    """Keys that maps beside the first may take: they are memory beyond the budget until they are merged."""
+    keys = int(_PARTIAL_BYTES // settings.entry_bytes * settings.load_factor)
+    return max(min(keys, settings.keys_max // 2) // maps, 1)
+
+
+def offsets_of(work: PassWork, segments: Sequence[SourceSegment]) -> int:
+    """Records that segments may hold."""
+    return work.following(segments[-1]) - max(segments[0].base_offset, work.first_dirty_offset) if segments else 0
 
 
 def merge_ranges(
@@ -120,16 +125,22 @@ def merge_ranges(
     throttle: Throttle = UNTHROTTLED,
     progress: Progress = no_progress,
 ) -> Indexed:
-    """All ranges' keys into the first map. From the first range on that may not fit, the log is read in order."""
+    """All ranges' keys into the first map. From where one ended early, or may not fit, the log is read in order."""
     done = parts[0]
     for number in range(1, len(parts)):
         if done.is_full:
             break
-        if parts[number].is_full or not maps[0].merge(maps[number]):
-            rest = [segment for part in ranges[number:] for segment in part]
-            again = index_range(fs, work, maps[0], rest, throttle=throttle, progress=progress)
+        fits = maps[0].merge(maps[number])
+        if fits:
+            done = _added(done, parts[number], maps[0])
+        if not fits or parts[number].is_full:
+            for other in maps[number:]:
+                other.release()
+            rest = [
+                segment for part in ranges[number:] for segment in part if work.following(segment) > done.end_offset
+            ]
+            again = index_range(fs, work, maps[0], rest, start=done.end_offset, throttle=throttle, progress=progress)
             return _added(done, again, maps[0])
-        done = _added(done, parts[number], maps[0])
     return done
 
 
@@ -150,29 +161,28 @@ def index_range(
     offset_map: DedupeMap,
     segments: Sequence[SourceSegment],
     *,
+    start: int | None = None,
     throttle: Throttle = UNTHROTTLED,
     progress: Progress = no_progress,
 ) -> Indexed:
-    """Put the keys of neighbouring dirty segments into the map; ends early when it is full."""
+    """Put the keys of neighbouring dirty segments, from `start` on, into the map; ends early when it is full."""
     records = keyless = read_bytes = 0
-    start = work.first_dirty_offset
+    start = work.first_dirty_offset if start is None else start
     decoder = Decoder(limits=work.limits, headers=False)
     transactions = Transactions()
-    bases = [s.base_offset for s in work.segments]
     latest = start - 1
     if segments:
         latest = max(latest, segments[0].base_offset - 1)  # what lies before them is indexed already
         transactions.add(aborted_between(fs, work, max(start, segments[0].base_offset), work.first_uncleanable_offset))
     for source in segments:
-        at = bases.index(source.base_offset)
-        following = bases[at + 1] if at + 1 < len(bases) else work.first_uncleanable_offset
+        following = work.following(source)
         segment = open_source(fs, work, source.base_offset)
         try:
             position = 0
             if start > source.base_offset:
                 first = segment.find_batch(start)
                 position = source.size_bytes if first is None else first.position
-            for chunk in segment.chunks(position, source.size_bytes):
+            for chunk in segment.chunks(position, source.size_bytes, chunk_bytes=_CHUNK_BYTES):
                 size = len(chunk.data)
                 throttle.take(size)
                 progress("index", size)
@@ -227,7 +237,7 @@ def weigh_older(
             break
         segment = open_source(fs, work, source.base_offset)
         try:
-            for chunk in segment.chunks(0, source.size_bytes):
+            for chunk in segment.chunks(0, source.size_bytes, chunk_bytes=_CHUNK_BYTES):
                 read_bytes += len(chunk.data)
                 throttle.take(len(chunk.data))
                 progress("index", len(chunk.data))
@@ -250,26 +260,9 @@ def weigh_older(
 
 
 def _skip_aborted(chunk: Chunk, table: BatchTable, transactions: Transactions, decoder: Decoder) -> None:
-    """Mark data of aborted transactions; control batches tell when one ends."""
-    special = (table[:, MAGIC] == 2) & ((table[:, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT)) != 0)
-    for row in np.nonzero(special)[0].tolist():
-        batch = table[row]
-        producer_id, last_offset = int(batch[PRODUCER_ID]), int(batch[LAST_OFFSET])
-        if int(batch[ATTRIBUTES]) & CONTROL_BIT:
-            transactions.control_batch(marker_kind(chunk, table[row : row + 1], decoder), producer_id, last_offset)
-        elif transactions.data_batch(producer_id, last_offset):
-            table[row, SKIP] = 1
-
-
-def marker_kind(chunk: Chunk, row: BatchTable, decoder: Decoder) -> ControlType | None:
-    """What a control batch says; None when it was emptied. Raises CorruptBatch."""
-    alone = row.copy()
-    alone[:, SKIP] = 0
-    last = decoder.open(chunk.data, alone, 0, file=chunk.file, base_position=chunk.position)
-    columns = decoder.decode(alone, 0, last, 0, (1 << 63) - 1, chunk.file, chunk.position)
-    for record in columns.records():
-        return parse_control_record(record).kind
-    return None
+    """Mark data of aborted transactions; control batches, which tell when one ends, are skipped in any case."""
+    may_go, _ = transactions.read(chunk, table, decoder)
+    table[may_go, SKIP] = 1
 
 
 def split_by_bytes(segments: Sequence[SourceSegment], parts: int) -> list[tuple[SourceSegment, ...]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from logstore.cleaner.dedupe_map import DedupeMap
-from logstore.cleaner.filter import Counts, Filter, FilterSettings, Survivors
+from logstore.cleaner.filter import Counts, Filter, Filtered, FilterSettings
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import Progress, aborted_between, no_progress, open_source
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
@@ -22,12 +23,28 @@ from logstore.files import FileSystem
 from logstore.records.codes import OK
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import ORDER_OFFSET
+from logstore.records.survivors import Survivors
+from logstore.segment.batches import Chunk
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
+from logstore.segment.txn_index import AbortedTransaction
+
+_CHUNK_BYTES = 8 << 20  # verdicts are quick, so that what is done once a chunk counts
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A group as it was filtered; what of it is to be written lies in an open segment that is not durable yet."""
+
+    sources: tuple[SourceSegment, ...]
+    counts: Counts
+    aborted: Sequence[AbortedTransaction]
+    segment: LogSegment | None
+    seconds: float
 
 
 class GroupWriter:
-    """Rewrites the groups of one pass, in the order of the log where it has producers, in any order where not."""
+    """Rewrites the groups of one pass, in the order of the log where it has transactions, in any order where not."""
 
     def __init__(
         self,
@@ -55,7 +72,7 @@ class GroupWriter:
         self._survivors: Survivors | None = None
         # Records without key are no key's last either, but are counted apart; and older records may win by version.
         if work.map_settings.order == ORDER_OFFSET and not indexed.keyless:
-            self._survivors = Survivors.of(offset_map, work.first_dirty_offset, indexed.end_offset)
+            self._survivors = offset_map.survivors(work.first_dirty_offset, indexed.end_offset)
 
     def _legacy_horizon(self) -> int:
         """Tombstones of formats 0 and 1 have no horizon of their own: the age of the last clean segment decides."""
@@ -81,7 +98,7 @@ class GroupWriter:
             end_offset=self._indexed.end_offset,
             first_uncleanable_offset=work.first_uncleanable_offset,
             last_records=work.last_records,
-            expired_before_ms=work.now_ms - options.key_ttl_ms if options.key_ttl_ms else 0,
+            expired_before_ms=work.expired_before_ms,
             merge_bytes=options.merge_bytes,
             codec_id=codec_id,
             survivors=self._survivors,
@@ -89,72 +106,88 @@ class GroupWriter:
 
     def clean(self, sources: tuple[SourceSegment, ...]) -> Cleaned:
         """Raises CorruptBatch, CorruptIndex, OSError; then nothing of the group is left in the folder."""
-        began = time.monotonic()
-        try:
-            cleaned = self._clean(sources)
-        except BaseException:
-            discard_output(self._fs, self._folder, sources[0].base_offset)
-            raise
-        return Cleaned(
-            sources,
-            cleaned.changed,
-            cleaned.counts,
-            cleaned.size_bytes,
-            cleaned.largest_timestamp_ms,
-            cleaned.read_bytes,
-            cleaned.written_bytes,
-            cleaned.keys,
-            time.monotonic() - began,
-            worker_name(),
-            self._folder,
-        )
+        return self.finish(self.write(sources))
 
-    def _clean(self, sources: tuple[SourceSegment, ...]) -> Cleaned:
+    def write(self, sources: tuple[SourceSegment, ...]) -> Written:
+        """The work of a thread of its own; `finish` or `discard` what it gives. Raises as `clean`."""
+        began = time.monotonic()
         work = self._work
         rules = Filter(self._map.view(), self._settings(sources), self._transactions, limits=work.limits)
-        output: LogSegment | None = self._open(sources[0].base_offset) if len(sources) > 1 else None
-        read_bytes = 0
-        bases = [s.base_offset for s in work.segments]
+        output = self._open(sources[0].base_offset) if len(sources) > 1 else None
         try:
             for source in sources:
-                following = _following(bases, source.base_offset, work.first_uncleanable_offset)
-                self._transactions.add(aborted_between(self._fs, work, source.base_offset, following))
-                keep_legacy = self._mtime_ms(source) > self._legacy_horizon_ms
                 segment = open_source(self._fs, work, source.base_offset)
                 try:
-                    for chunk in segment.chunks(
-                        0, source.size_bytes, verify_crc=not self._is_checked(source.base_offset, following)
-                    ):
-                        read_bytes += len(chunk.data)
-                        self._throttle.take(len(chunk.data))
-                        self._progress("rewrite", len(chunk.data))
-                        for part in rules.parts(chunk, keep_legacy_tombstones=keep_legacy):
-                            if output is None and part.changed:
-                                output = self._open(source.base_offset)
-                                self._copy(segment, part.position, output)
-                            if output is not None:
-                                self._append(output, rules.written(chunk, part))
+                    for chunk, part in self._filtered(source, segment, rules):
+                        if output is None and part.changed:
+                            output = self._open(source.base_offset)
+                            self._copy(segment, part.position, output)
+                        if output is not None:
+                            self._append(output, rules.written(chunk, part))
                 finally:
                     segment.close(clean=False)
-            counts = rules.counts
-            keys = _distinct(counts, sources, bases, work, self._indexed)
-            if output is None:
-                only = sources[0]
-                return Cleaned(sources, False, counts, only.size_bytes, -1, read_bytes, 0, keys)
-            for entry in rules.aborted:
-                output.txn_index.append(entry)
-            output.seal()
-            output.flush()
-            mtime_ms = self._mtime_ms(sources[-1])
-            for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIME_INDEX):
-                if self._fs.exists(output.path(kind)):
-                    self._fs.set_mtime(output.path(kind), mtime_ms)
-            size = output.size_bytes
-            largest = output.largest.timestamp_ms if size else -1
-            return Cleaned(sources, True, counts, size, largest, read_bytes, size, keys)
-        finally:
-            if output is not None:
-                output.close(clean=False)
+        except BaseException:
+            self._discard(sources, output)
+            raise
+        return Written(sources, rules.counts, rules.aborted, output, time.monotonic() - began)
+
+    def _filtered(self, source: SourceSegment, segment: LogSegment, rules: Filter) -> Iterator[tuple[Chunk, Filtered]]:
+        work = self._work
+        following = work.following(source)
+        self._transactions.add(aborted_between(self._fs, work, source.base_offset, following))
+        keep_legacy = self._mtime_ms(source) > self._legacy_horizon_ms
+        verify_crc = not self._is_checked(source.base_offset, following)
+        for chunk in segment.chunks(0, source.size_bytes, chunk_bytes=_CHUNK_BYTES, verify_crc=verify_crc):
+            self._throttle.take(len(chunk.data))
+            self._progress("rewrite", len(chunk.data))
+            for part in rules.parts(chunk, keep_legacy_tombstones=keep_legacy):
+                yield chunk, part
+
+    def finish(self, written: Written) -> Cleaned:
+        """Make the output durable. Raises OSError; then nothing of the group is left in the folder."""
+        began = time.monotonic()
+        sources, segment, counts = written.sources, written.segment, written.counts
+        size, largest_ms = sources[0].size_bytes, -1
+        if segment is not None:
+            try:
+                self._seal(segment, written)
+            except BaseException:
+                self._discard(sources, segment)
+                raise
+            size = segment.size_bytes
+            largest_ms = segment.largest.timestamp_ms if size else -1
+            segment.close(clean=False)
+        return Cleaned(
+            sources,
+            segment is not None,
+            counts,
+            size,
+            largest_ms,
+            sum(source.size_bytes for source in sources),
+            size if segment is not None else 0,
+            _distinct(counts, sources, self._work, self._indexed),
+            seconds=written.seconds + time.monotonic() - began,
+            worker=worker_name(),
+            folder=self._folder,
+        )
+
+    def discard(self, written: Written) -> None:
+        self._discard(written.sources, written.segment)
+
+    def _discard(self, sources: Sequence[SourceSegment], segment: LogSegment | None) -> None:
+        if segment is not None:
+            segment.close(clean=False)
+        discard_output(self._fs, self._folder, sources[0].base_offset)
+
+    def _seal(self, segment: LogSegment, written: Written) -> None:
+        for entry in written.aborted:
+            segment.txn_index.append(entry)
+        segment.seal()
+        segment.flush()
+        mtime_ms = self._mtime_ms(written.sources[-1])
+        for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIME_INDEX):
+            if self._fs.exists(segment.path(kind)):
+                self._fs.set_mtime(segment.path(kind), mtime_ms)
 
     def _is_checked(self, base_offset: int, following: int) -> bool:
         """Whether the whole segment was read, and its checksums compared, for the map."""
@@ -193,21 +226,14 @@ class GroupWriter:
                 file=output.log.path,
                 partition=self._work.partition,
             )
+        output.log.start_writeback(output.size_bytes - len(batches.data), len(batches.data))
         self._throttle.take(len(batches.data))
         self._progress("write", len(batches.data))
 
 
-def _following(bases: Sequence[int], base_offset: int, end: int) -> int:
-    at = bases.index(base_offset)
-    return bases[at + 1] if at + 1 < len(bases) else end
-
-
-def _distinct(
-    counts: Counts, sources: Sequence[SourceSegment], bases: Sequence[int], work: PassWork, indexed: Indexed
-) -> int | None:
+def _distinct(counts: Counts, sources: Sequence[SourceSegment], work: PassWork, indexed: Indexed) -> int | None:
     """Distinct keys of a group: one a record where all of it was cleaned, unknown where the map ended before it."""
-    end = _following(bases, sources[-1].base_offset, work.first_uncleanable_offset)
-    return counts.records if end <= indexed.end_offset else None
+    return counts.records if work.following(sources[-1]) <= indexed.end_offset else None
 
 
 def discard_output(fs: FileSystem, folder: str, base_offset: int) -> None:

@@ -1,7 +1,7 @@
 """What compaction knows of transactions while it goes through a log in order.
 
 Data of aborted transactions goes at once; a marker goes when no batch of its transaction was met any more, and then
-only after its delete horizon. Knows batch headers and marker kinds, never records.
+only after its delete horizon. Knows batch headers and marker kinds, never records of data.
 """
 
 from __future__ import annotations
@@ -9,7 +9,23 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from logstore.records.control import ControlType
+import numpy as np
+import numpy.typing as npt
+
+from logstore.limits import INT64_MAX
+from logstore.records.control import ControlType, parse_control_record
+from logstore.records.decoder import Decoder
+from logstore.records.table import (
+    ATTRIBUTES,
+    CONTROL_BIT,
+    LAST_OFFSET,
+    MAGIC,
+    PRODUCER_ID,
+    SKIP,
+    TRANSACTIONAL_BIT,
+    BatchTable,
+)
+from logstore.segment.batches import Chunk
 from logstore.segment.txn_index import AbortedTransaction
 
 
@@ -28,6 +44,24 @@ class Transactions:
         for txn in aborted:
             self._told += 1
             heapq.heappush(self._waiting, (txn.first_offset, self._told, txn))
+
+    def read(
+        self, chunk: Chunk, table: BatchTable, decoder: Decoder
+    ) -> tuple[npt.NDArray[np.bool_], list[AbortedTransaction]]:
+        """Which batches of the chunk may go, and the index entries of markers that must stay. Raises CorruptBatch."""
+        may_go = np.zeros(len(table), dtype=bool)
+        entries: list[AbortedTransaction] = []
+        special = (table[:, MAGIC] == 2) & ((table[:, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT)) != 0)
+        for row in np.nonzero(special)[0].tolist():
+            producer_id, last_offset = int(table[row, PRODUCER_ID]), int(table[row, LAST_OFFSET])
+            if not int(table[row, ATTRIBUTES]) & CONTROL_BIT:
+                may_go[row] = self.data_batch(producer_id, last_offset)
+                continue
+            kind = _marker_kind(chunk, table[row : row + 1].copy(), decoder)
+            may_go[row], entry = self.control_batch(kind, producer_id, last_offset)
+            if entry is not None:
+                entries.append(entry)
+        return may_go, entries
 
     def data_batch(self, producer_id: int, last_offset: int) -> bool:
         """A transactional data batch; True when its transaction was aborted."""
@@ -63,3 +97,12 @@ class Transactions:
             if txn.producer_id not in self._aborted:
                 self._aborted[txn.producer_id] = txn
                 self._aborted_with_batches.discard(txn.producer_id)
+
+
+def _marker_kind(chunk: Chunk, row: BatchTable, decoder: Decoder) -> ControlType | None:
+    """What a control batch says; None when it was emptied."""
+    row[:, SKIP] = 0
+    last = decoder.open(chunk.data, row, 0, file=chunk.file, base_position=chunk.position)
+    for record in decoder.decode(row, 0, last, 0, INT64_MAX, chunk.file, chunk.position).records():
+        return parse_control_record(record).kind
+    return None

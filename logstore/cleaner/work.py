@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -51,8 +52,17 @@ class PassWork:
     @property
     def dirty(self) -> tuple[SourceSegment, ...]:
         """Segments that hold offsets from the first dirty one on."""
-        ends = (*(s.base_offset for s in self.segments[1:]), self.first_uncleanable_offset)
-        return tuple(s for s, end in zip(self.segments, ends, strict=False) if end > self.first_dirty_offset)
+        return tuple(s for s in self.segments if self.following(s) > self.first_dirty_offset)
+
+    def following(self, segment: SourceSegment) -> int:
+        """Where the segment behind this one begins: one past the last offset it can hold."""
+        at = bisect_right(self.segments, segment.base_offset, key=lambda each: each.base_offset)
+        return self.segments[at].base_offset if at < len(self.segments) else self.first_uncleanable_offset
+
+    @property
+    def expired_before_ms(self) -> int:
+        """Records older than this lose their value; 0: none do."""
+        return self.now_ms - self.options.key_ttl_ms if self.options.key_ttl_ms else 0
 
 
 @dataclass(frozen=True, slots=True)

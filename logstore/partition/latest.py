@@ -19,6 +19,7 @@ from logstore.partition.state import PartitionState
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.offset_map import SLOT_BYTES, OffsetMap, new_secret
+from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAGIC, SKIP
 from logstore.segment.segment import LogSegment
 
 DEFAULT_MEMORY_BYTES = 512 << 20
@@ -161,10 +162,21 @@ def _deliver(
     if not offset_map.used:
         return
     decoder = Decoder(limits=limits, headers=headers)
+    survivors = offset_map.survivors(low, high)
     for chunk in read_chunks(view, low, high, limits=limits, committed=committed, verify_crc=False):
+        if survivors is not None:
+            table = chunk.table
+            table[:, SKIP] |= (table[:, MAGIC] == 2) & survivors.none_in(table[:, BASE_OFFSET], table[:, LAST_OFFSET])
         for first, last in decoder.opened(chunk.data, chunk.table, file=chunk.file, base_position=chunk.position):
             keep, kept = offset_map.keep(
-                chunk.table, first, last, min_offset=low, max_offset=high, tombstones=tombstones, file=chunk.file
+                chunk.table,
+                first,
+                last,
+                min_offset=low,
+                max_offset=high,
+                tombstones=tombstones,
+                survivors=survivors,
+                file=chunk.file,
             )
             if kept:
                 yield decoder.decode(chunk.table, first, last, 0, INT64_MAX, chunk.file, chunk.position, keep=keep)

@@ -14,6 +14,7 @@ from logstore.records.codes import BAD_RECORD, FULL, OK
 from logstore.records.kernels import (
     _crc,
     _headers_sound,
+    _marked_record,
     _parse_header,
     _parse_record,
     _read_varint,
@@ -83,6 +84,9 @@ from logstore.records.slots import (
     K_SLOT_BYTES,
     K_STOP_OFFSET,
     K_SUPERSEDED,
+    K_SURVIVORS,
+    K_SURVIVORS_END,
+    K_SURVIVORS_FIRST,
     K_TOMBSTONES,
     K_USED,
     W_BATCH,
@@ -305,6 +309,9 @@ def index_keys(table, first, last, block):
                 if address == 0 or delta <= previous or delta > last_delta:
                     code = BAD_RECORD
                     break
+                if count > 0 and not _headers_sound(headers, address, count):
+                    code = BAD_RECORD
+                    break
                 previous = delta
                 offset = base_offset + delta
                 if offset < min_offset:
@@ -386,6 +393,18 @@ def merge_maps(source, source_slots, block):
     return code
 
 
+@njit(nogil=True, error_model="numpy")
+def mark_offsets(source, source_slots, slot_bytes, first_offset, end_offset, bits):
+    """Set the bits of those offsets of [first_offset, end_offset) that the map holds."""
+    for i in range(source_slots):
+        mark = load64_le(source + i * slot_bytes + 16)
+        at = mark - 1 - first_offset
+        if mark != 0 and 0 <= at < end_offset - first_offset:
+            byte = bits + (at >> 3)
+            store8(byte, load8(byte) | (1 << (at & 7)))
+    return OK
+
+
 # --- verdicts on records ----------------------------------------------------------------------------------------------
 
 _TOMBSTONE = 1
@@ -435,6 +454,60 @@ def _judge_held(block, held, count):
 
 
 @njit(nogil=True, error_model="numpy")
+def _judge_marked(row, batch, block, keep, passed):
+    """Verdicts on a batch whose survivors are known by their offsets; no key is looked for. OK or BAD_RECORD."""
+    expired_before = _slot(block, K_EXPIRED_BEFORE)
+    address = _slot(row, PAYLOAD_ADDRESS)
+    end = address + _slot(row, PAYLOAD_SIZE)
+    count = _slot(row, COUNT)
+    bits = _slot(block, K_SURVIVORS)
+    first_offset = _slot(block, K_SURVIVORS_FIRST)
+    end_offset = _slot(block, K_SURVIVORS_END)
+    kept = 0
+    tombstones = 0
+    gone_tombstones = 0
+    nulled = 0
+    for i in range(count):
+        begin = address
+        address, survives = _marked_record(begin, end, i, row, bits, first_offset, end_offset)
+        if address == 0:
+            return BAD_RECORD
+        if survives == 0:
+            store8(keep + i, DROP_RECORD)
+            continue
+        after, ts_delta, _delta, _key, _key_length, _value, value_length, _headers, _count = _parse_record(begin, end)
+        if after == 0:
+            return BAD_RECORD
+        verdict = KEEP_RECORD
+        if value_length < 0:
+            if passed:
+                verdict = DROP_RECORD
+                gone_tombstones += 1
+            else:
+                tombstones += 1
+        elif expired_before > 0:
+            timestamp = _slot(row, MAX_TIMESTAMP)
+            if _slot(row, ATTRIBUTES) & TIMESTAMP_TYPE_BIT == 0:
+                timestamp = add_wrapping(_slot(row, BASE_TIMESTAMP), ts_delta)
+            if 0 <= timestamp < expired_before:
+                verdict = NULL_RECORD
+                nulled += 1
+                tombstones += 1
+        if verdict != DROP_RECORD:
+            kept += 1
+        store8(keep + i, verdict)
+    if address != end:
+        return BAD_RECORD
+    _set_slot(batch, MARK_KEPT, kept)
+    _set_slot(batch, MARK_TOMBSTONES, tombstones)
+    _set_slot(batch, MARK_NULLED, nulled)
+    _set_slot(block, K_SUPERSEDED, _slot(block, K_SUPERSEDED) + count - kept - gone_tombstones)
+    _set_slot(block, K_TOMBSTONES, _slot(block, K_TOMBSTONES) + gone_tombstones)
+    _set_slot(block, K_NULLED, _slot(block, K_NULLED) + nulled)
+    return OK
+
+
+@njit(nogil=True, error_model="numpy")
 def judge(table, first, last, block):
     """One byte for each record of batches [first, last) that are not marked SKIP, at K_KEEP: stays, goes, or loses its
     value; and the counts of each batch into its marks.
@@ -456,6 +529,9 @@ def judge(table, first, last, block):
     marks = _slot(block, K_MARKS)
     keep = _slot(block, K_KEEP)
     keyless = _slot(block, K_KEYLESS)
+    marked = _slot(block, K_SURVIVORS) != 0
+    marked_from = _slot(block, K_SURVIVORS_FIRST)
+    marked_to = _slot(block, K_SURVIVORS_END)
     waiting = 0
     seen = 0
     for b in range(first, last):
@@ -474,6 +550,12 @@ def judge(table, first, last, block):
         else:
             passed = 0 if keep_legacy else _HORIZON_PASSED
         batch = marks + b * MARK_BYTES
+        if marked and _slot(row, MAGIC) == 2 and base_offset >= marked_from and base_offset + last_delta < marked_to:
+            if _judge_marked(row, batch, block, keep + seen, passed != 0) != OK:
+                _set_slot(block, K_BATCH, b)
+                return BAD_RECORD
+            seen += _slot(row, COUNT)
+            continue
         previous = -1
         for _ in range(_slot(row, COUNT)):
             address, ts_delta, delta, key, key_length, _value, value_length, headers, count = _parse_record(
@@ -727,6 +809,7 @@ KERNELS = {
     "md5": 4,
     "index_keys": 4,
     "merge_maps": 3,
+    "mark_offsets": 6,
     "judge": 4,
     "rewrite": 6,
 }

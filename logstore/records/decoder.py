@@ -118,37 +118,39 @@ class Decoder:
             return len(table)
         view = data.data
         payload_bytes = 0
-        for i in range(first, len(table)):
-            row = table[i]
-            if row[SKIP] != 0:
+        facts = table[first:, (SKIP, POSITION, SIZE, PAYLOAD_SIZE)].tolist()
+        for i, (skip, position, size, payload_size) in enumerate(facts, first):
+            if skip:
                 continue
             if payload_bytes >= _GROUP_BYTES:
                 return i
             if plain[i - first]:
-                if payload_bytes and payload_bytes + int(row[PAYLOAD_SIZE]) > _GROUP_BYTES:
+                if payload_bytes and payload_bytes + payload_size > _GROUP_BYTES:
                     return i
-                payload_bytes += int(row[PAYLOAD_SIZE])
+                payload_bytes += payload_size
                 continue
-            position, size = int(row[POSITION]), int(row[SIZE])
+            row = table[i]
             try:
-                done = self._open_one(view[position : position + size], row, alone=self._used == 0)
+                opened = self._open_one(view[position : position + size], row, alone=self._used == 0)
             except DuramenError as error:
                 offset = int(row[BASE_OFFSET if row[MAGIC] == 2 else LAST_OFFSET])
                 _locate(error, file, base_position + position, offset)
                 raise
-            if not done:
+            if opened is None:
                 return i
-            payload_bytes += int(row[PAYLOAD_SIZE])
+            payload_bytes += opened
         return len(table)
 
-    def _open_one(self, batch: memoryview, row: npt.NDArray[np.int64], *, alone: bool) -> bool:
-        """False when the arena has no room left and is in use; the caller comes back with an empty one."""
+    def _open_one(self, batch: memoryview, row: npt.NDArray[np.int64], *, alone: bool) -> int | None:
+        """The payload's size; None when the arena has no room left and is in use: the caller comes back with an empty
+        one.
+        """
         if row[MAGIC] == 2:
             return self._decompress(batch[HEADER_BYTES:], row, alone)
         legacy = decode_legacy(batch, limits=self._limits)
         payload = memoryview(upconvert(legacy))[HEADER_BYTES:]
         if not self._reserve(len(payload), alone):
-            return False
+            return None
         self._arena[self._used : self._used + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
         self._take(row, len(payload))
         append_time = legacy.timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -159,16 +161,15 @@ class Decoder:
         row[BASE_TIMESTAMP] = legacy.records[0].timestamp_ms
         row[MAX_TIMESTAMP] = legacy.max_timestamp_ms
         row[COUNT] = len(legacy.records)
-        return True
+        return len(payload)
 
-    def _decompress(self, payload: memoryview, row: npt.NDArray[np.int64], alone: bool) -> bool:
+    def _decompress(self, payload: memoryview, row: npt.NDArray[np.int64], alone: bool) -> int | None:
         codec = codec_by_id(int(row[ATTRIBUTES]) & CODEC_MASK)
         if not len(payload) and row[COUNT] == 0:  # nothing was compressed: no framing either
-            self._take(row, 0)
-            return True
+            return self._take(row, 0)
         wanted = max(_ARENA_BYTES, 4 * len(payload))
         if not self._reserve(min(4 * len(payload), self._limits.decompressed_bytes), alone, at_least=wanted):
-            return False
+            return None
         while True:
             room = min(len(self._arena) - self._used, self._limits.decompressed_bytes)
             try:
@@ -176,7 +177,7 @@ class Decoder:
                 break
             except OutputTooSmall:
                 if self._used > 0:
-                    return False
+                    return None
                 if room >= self._limits.decompressed_bytes:
                     raise DecompressionLimit(
                         f"a batch decompresses to more than {self._limits.decompressed_bytes} bytes",
@@ -185,8 +186,7 @@ class Decoder:
                 self._arena = np.empty(min(2 * len(self._arena), self._limits.decompressed_bytes), dtype=np.uint8)
         if int(row[COUNT]) * RECORD_BYTES_MIN > size:
             raise CorruptBatch("the record count does not fit the batch")
-        self._take(row, size)
-        return True
+        return self._take(row, size)
 
     def _reserve(self, size: int, alone: bool, at_least: int = 0) -> bool:
         if len(self._arena) - self._used >= size and len(self._arena) >= min(at_least, _ARENA_BYTES):
@@ -198,10 +198,11 @@ class Decoder:
         )
         return True
 
-    def _take(self, row: npt.NDArray[np.int64], size: int) -> None:
+    def _take(self, row: npt.NDArray[np.int64], size: int) -> int:
         row[PAYLOAD_ADDRESS] = address_of(self._arena) + self._used
         row[PAYLOAD_SIZE] = size
         self._used += size
+        return size
 
     def decode(
         self,

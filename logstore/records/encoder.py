@@ -8,7 +8,7 @@ log assigns them anyway.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,8 +104,19 @@ class Encoder:
         self._next_offset = options.base_offset
         self._next_sequence = options.base_sequence
 
-    def encode(self, columns: Columns, selection: npt.NDArray[np.int64] | None = None) -> Iterator[EncodedBatches]:
+    @property
+    def compresses(self) -> bool:
+        return self._options.codec_id != 0
+
+    def encode(
+        self,
+        columns: Columns,
+        selection: npt.NDArray[np.int64] | None = None,
+        room: Callable[[int], npt.NDArray[np.uint8]] | None = None,
+    ) -> Iterator[EncodedBatches]:
         """All rows (or those of `selection`, in its order) as batches, a buffer at a time.
+
+        Uncompressed batches are put where `room` says, which is asked for at least so many bytes before each step.
 
         Raises InvalidRecord for a timestamp below -1 or an offset delta no batch can hold, RecordTooLarge for a record
         no batch can hold.
@@ -118,29 +129,28 @@ class Encoder:
         block = self._block(columns, selection, count)
         address = address_of(block)
         encode = kernels().encode
+        if self.compresses:
+            room = None
+        least = 0
         while block[slots.E_ROW] < count:
-            block[slots.E_OUT] = address_of(self._buffer)
-            block[slots.E_OUT_CAPACITY] = len(self._buffer)
+            out = self._buffer if room is None else room(least)
+            block[slots.E_OUT] = address_of(out)
+            block[slots.E_OUT_CAPACITY] = len(out)
             block[slots.E_TABLE] = address_of(self._table)
             block[slots.E_TABLE_CAPACITY] = len(self._table)
             code = encode(address)
             made = int(block[slots.E_TABLE_N])
             if made == 0 and code == FULL:
-                self._grow()
+                least = _doubled(len(out))
+                if room is None:
+                    self._buffer = np.empty(least, dtype=np.uint8)
                 continue
+            least = 0
             size = int(block[slots.E_OUT_SIZE])
             table = self._table[:made]
-            if self._options.codec_id == 0:
-                yield EncodedBatches(self._buffer[:size], table)
-            else:
-                yield self._compress(table)
+            yield self._compress(table) if self.compresses else EncodedBatches(out[:size], table)
         self._next_offset = int(block[slots.E_BASE_OFFSET])
         self._next_sequence = int(block[slots.E_BASE_SEQUENCE])
-
-    def _grow(self) -> None:
-        if len(self._buffer) >= INT32_MAX:
-            raise RecordTooLarge("a single record, or a batch that must not be cut, needs more than 2 GiB")
-        self._buffer = np.empty(min(2 * len(self._buffer), INT32_MAX), dtype=np.uint8)
 
     def _compress(self, table: BatchTable) -> EncodedBatches:
         """Same batches with compressed payloads, packed side by side."""
@@ -208,6 +218,12 @@ class Encoder:
         block[slots.E_BASE_OFFSET] = self._next_offset
         block[slots.E_DELETE_HORIZON] = options.delete_horizon_ms or 0
         return block
+
+
+def _doubled(size: int) -> int:
+    if size >= INT32_MAX:
+        raise RecordTooLarge("a single record, or a batch that must not be cut, needs more than 2 GiB")
+    return min(2 * size, INT32_MAX)
 
 
 def _put_bytes(block: npt.NDArray[np.int64], column: BytesColumn, first_slot: int) -> None:

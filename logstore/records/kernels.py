@@ -155,6 +155,7 @@ from logstore.records.slots import (
     M_SECRET_0,
     M_SECRET_1,
     M_STOP_OFFSET,
+    M_SURVIVORS,
     R_BAD_ROW,
     R_IDS,
     R_KEY_DATA,
@@ -1876,6 +1877,55 @@ def _put_waiting(block, map_address, map_slots, scratch, count, used, limit):
     return used, OK
 
 
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def _marked_record(address, end, number, row, bits, first_offset, end_offset):
+    """(next, 1 when the bit of the record's offset is set) for the batch's record at `address`; next 0 when malformed.
+
+    Bits are those of [first_offset, end_offset). No more is looked at than that takes: whoever set the bits has looked
+    at all of every record.
+    """
+    length, body = _read_varint(address, end, 5)
+    if body == 0 or length < 1 or length > end - body:
+        return 0, 0
+    address = body + length
+    base_offset = _slot(row, BASE_OFFSET)
+    last_delta = _slot(row, LAST_OFFSET) - base_offset
+    delta = number
+    if _slot(row, COUNT) != last_delta + 1:  # else there is a record for every offset
+        _ts_delta, body = _read_varint(body + 1, address, 10)
+        if body == 0:
+            return 0, 0
+        delta, body = _read_varint(body, address, 5)
+        if body == 0 or delta < 0 or delta > last_delta:
+            return 0, 0
+    at = base_offset + delta - first_offset
+    if at < 0 or at >= end_offset - first_offset:
+        return address, 0
+    return address, (load8(bits + (at >> 3)) >> (at & 7)) & 1
+
+
+@njit(nogil=True, error_model="numpy")
+def _keep_marked(row, bits, min_offset, max_offset, tombstones, keep):
+    """`map_keep` of a batch by the bits of its offsets: how many are kept, or -1."""
+    address = _slot(row, PAYLOAD_ADDRESS)
+    end = address + _slot(row, PAYLOAD_SIZE)
+    n = 0
+    for i in range(_slot(row, COUNT)):
+        begin = address
+        address, kept = _marked_record(begin, end, i, row, bits, min_offset, max_offset)
+        if address == 0:
+            return -1
+        if kept != 0:
+            after, _ts, _delta, _key, _key_length, _value, value_length, _headers, _n = _parse_record(begin, end)
+            if after == 0:
+                return -1
+            if value_length < 0 and not tombstones:
+                kept = 0
+        n += kept
+        store8(keep + i, kept)
+    return n if address == end else -1
+
+
 @njit(nogil=True, error_model="numpy")
 def map_keep(table, first, last, block):
     """One byte a record of batches [first, last) that are not marked SKIP, at M_KEEP: 1 for the last record of its key.
@@ -1893,11 +1943,20 @@ def map_keep(table, first, last, block):
     buckets = _slot(block, M_BUCKETS)
     keep = _slot(block, M_KEEP)
     tombstones = _slot(block, M_KEEP_TOMBSTONES) != 0
+    bits = _slot(block, M_SURVIVORS)
     n = 0
     seen = 0
     for b in range(first, last):
         row = table + b * ROW_BYTES
         if _slot(row, SKIP) != 0:
+            continue
+        if bits != 0:
+            found = _keep_marked(row, bits, min_offset, max_offset, tombstones, keep + seen)
+            if found < 0:
+                _set_slot(block, M_BATCH, b)
+                return BAD_RECORD
+            n += found
+            seen += _slot(row, COUNT)
             continue
         address = _slot(row, PAYLOAD_ADDRESS)
         end = address + _slot(row, PAYLOAD_SIZE)

@@ -54,6 +54,7 @@ class Kernels:
     md5: Callable[[int, int, int, int], int]
     index_keys: Callable[[int, int, int, int], int]
     merge_maps: Callable[[int, int, int], int]
+    mark_offsets: Callable[[int, int, int, int, int, int], int]
     judge: Callable[[int, int, int, int], int]
     rewrite: Callable[[int, int, int, int, int, int], int]
 

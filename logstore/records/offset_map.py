@@ -14,6 +14,7 @@ from logstore.errors import CorruptBatch
 from logstore.records import slots
 from logstore.records.codes import EXPLAINED, FULL, OK
 from logstore.records.native import address_of, kernels
+from logstore.records.survivors import Survivors
 from logstore.records.table import BASE_OFFSET, COUNT, POSITION, SKIP, BatchTable
 
 SLOT_BYTES = 24
@@ -85,9 +86,13 @@ class OffsetMap:
         min_offset: int,
         max_offset: int,
         tombstones: bool = False,
+        survivors: Survivors | None = None,
         file: str | None = None,
     ) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], int]:
-        """One byte a record of the batches that are not skipped: is it its key's last? And how many are."""
+        """One byte a record of the batches that are not skipped: is it its key's last? And how many are.
+
+        No key is looked for where there are `survivors`, which must be those of [min_offset, max_offset).
+        """
         live = table[first:last, SKIP] == 0
         flags = np.empty(int(table[first:last, COUNT][live].sum()), dtype=np.uint8)
         block = self._block
@@ -95,10 +100,15 @@ class OffsetMap:
         block[slots.M_MAX_OFFSET] = max_offset
         block[slots.M_KEEP] = address_of(flags) if len(flags) else 0
         block[slots.M_KEEP_TOMBSTONES] = tombstones
+        block[slots.M_SURVIVORS] = 0 if survivors is None else address_of(survivors.bits)
         code = kernels().map_keep(address_of(table), first, last, address_of(block))
         if code != OK:
             raise self._corrupt(table, code, file)
         return flags, int(block[slots.M_N])
+
+    def survivors(self, first_offset: int, end_offset: int) -> Survivors | None:
+        """Where the last records of keys lie in [first_offset, end_offset), all of which was put in."""
+        return Survivors.of(self._memory, SLOT_BYTES, first_offset, end_offset)
 
     def grown(self, slot_count: int) -> OffsetMap:
         """The same entries with more room."""

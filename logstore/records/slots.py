@@ -155,7 +155,8 @@ M_BATCH = 13
 M_STOP_OFFSET = 14
 M_N = 15
 M_NULL_KEYS = 16
-M_SLOTS = 17
+M_SURVIVORS = 17  # a bit for each offset from M_MIN_OFFSET up to M_MAX_OFFSET; 0: not known
+M_SLOTS = 18
 
 # index_keys, judge
 K_MAP = 0
@@ -187,7 +188,10 @@ K_KEEP = 25
 K_SUPERSEDED = 26
 K_TOMBSTONES = 27
 K_NULLED = 28
-K_SLOTS = 29
+K_SURVIVORS = 29  # a bit for each offset from K_SURVIVORS_FIRST up to K_SURVIVORS_END; 0: not known
+K_SURVIVORS_FIRST = 30
+K_SURVIVORS_END = 31
+K_SLOTS = 32
 
 # rewrite
 W_KEEP = 0

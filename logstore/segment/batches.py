@@ -12,6 +12,7 @@ from logstore.errors import BufferLimit, CorruptBatch
 from logstore.files import File
 from logstore.limits import Limits
 from logstore.records.header import read_header
+from logstore.records.memory import Memory
 from logstore.records.scan import is_damage, scan_batches
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, BatchTable
 
@@ -29,14 +30,22 @@ class Chunk:
 
 
 def read_batches(
-    file: File, position: int, end: int, *, limits: Limits, chunk_bytes: int = SCAN_BYTES, verify_crc: bool = True
+    file: File,
+    position: int,
+    end: int,
+    *,
+    limits: Limits,
+    chunk_bytes: int = SCAN_BYTES,
+    verify_crc: bool = True,
+    memory: Memory | None = None,
 ) -> Iterator[Chunk]:
-    """Whole batches of [position, end), about `chunk_bytes` at a time; the buffer is reused.
+    """Whole batches of [position, end), about `chunk_bytes` at a time; the buffer is reused, and comes from `memory`.
 
     Raises CorruptBatch at damage (a batch cut off at the end is damage too), BufferLimit when one batch is larger than
     the limits' read buffer.
     """
-    buffer = np.empty(min(chunk_bytes, limits.read_buffer_bytes, max(end - position, 1)), dtype=np.uint8)
+    memory = Memory(blocks=0) if memory is None else memory
+    buffer = memory.block(min(chunk_bytes, limits.read_buffer_bytes, max(end - position, 1)))
     while position < end:
         got = file.pread_into(buffer[: min(len(buffer), end - position)].data, position)
         if got == 0:

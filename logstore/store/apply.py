@@ -75,7 +75,7 @@ def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
     log = store.open_log(
         topic,
         number,
-        clean=ends.recovery_points[number] >= high_watermark,
+        clean=store.closed_cleanly(topic, number, ends),
         recovery_point=ends.recovery_points[number],
         high_watermark=high_watermark,
     )
@@ -88,8 +88,10 @@ def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
                 hint="`duramen recover` goes on behind the loss",
             )
         store.cut_unpublished(log, topic, high_watermark)
-    finally:
-        log.close()
+    except BaseException:
+        log.close(clean=False)
+        raise
+    log.close()
     tail = PartitionTail.of_now(ends.applied_sequence, log.log_end_offset, tail_of(log.segments[-1]))
     write_tail(store.fs, store.layout.tail(topic.id, number), tail)
     return tail

@@ -310,12 +310,8 @@ class Committer:
 
     def _check_room(self, plan: Plan) -> None:
         needed = int(sum(topic.bytes for topic in plan.topics) * _ROOM_FACTOR)
-        try:
-            free = os.statvfs(self.store.layout.logs)
-        except OSError:
-            return  # a simulated file system
-        available = free.f_bavail * free.f_frsize
-        if needed > available:
+        available = self.store.free_bytes()
+        if available is not None and needed > available:
             raise DiskFull(
                 f"the batch needs about {needed} bytes, {available} are free",
                 file=self.store.layout.logs,

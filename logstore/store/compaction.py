@@ -207,7 +207,7 @@ def plan_partition(
             )
         )
     largest = max((sum(s.size_bytes for s in group) for group in groups), default=0)  # type: ignore[attr-defined]
-    at_once = max(min(threads, len(groups)), 1)
+    at_once = max(min(threads + 1, len(groups)), 1)  # one is made durable and swapped in while others are written
     if free_bytes is not None:
         while at_once > 1 and largest * at_once > free_bytes:
             at_once -= 1
@@ -416,14 +416,13 @@ class Context:
 def compact_partition(context: Context, topic: Topic, number: int) -> Run:
     """One pass over one partition, if it is due; never raises what is the partition's own fault, but records it."""
     store = context.store
-    plan = _plan(context, topic, number)
     what = f"compact {topic.name}-{number}"
     try:
         with store.locks.maintenance(topic.id, number, what=what, wait_ms=0):
             store.check_exists(topic)
             return _compact_locked(context, topic, number, what)
     except LockHeld as error:
-        return Run(plan, SKIPPED, f"another process is at work on it: {error.what}")
+        return Run(_plan(context, topic, number), SKIPPED, f"another process is at work on it: {error.what}")
 
 
 def _plan(context: Context, topic: Topic, number: int) -> PartitionPlan:
@@ -435,7 +434,7 @@ def _plan(context: Context, topic: Topic, number: int) -> PartitionPlan:
         force=context.force,
         failures={} if context.force else context.failures,
         threads=context.threads,
-        free_bytes=free_bytes(context.store),
+        free_bytes=context.store.free_bytes(),
     )
 
 
@@ -503,7 +502,7 @@ def _as_ours(error: OSError) -> DuramenError:
 
 def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what: str) -> PassReport:
     store = context.store
-    free = free_bytes(store)
+    free = store.free_bytes()
     if free is not None and plan.extra_bytes > free:
         raise DiskFull(
             f"compacting {plan.name} needs {plan.extra_bytes} bytes, {free} are free",
@@ -610,14 +609,6 @@ def producers_of(store: LogStore, topic: Topic, number: int, now_ms: int, what: 
     """Last records of the producers that are still known; opens the log, as only that tells."""
     with store.writing(topic, number, what=what, clock=ManualClock(now_ms)) as log:
         return {producer: LastRecord(*last) for producer, last in log.last_records.items()}
-
-
-def free_bytes(store: LogStore) -> int | None:
-    try:
-        free = os.statvfs(store.layout.logs)
-    except OSError:
-        return None  # a simulated file system
-    return free.f_bavail * free.f_frsize
 
 
 # --- receipts -------------------------------------------------------------------------------------------------------

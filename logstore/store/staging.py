@@ -17,6 +17,7 @@ import struct
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +34,16 @@ from logstore.records.arrow import columns_of_batch
 from logstore.records.columns import Columns
 from logstore.records.compression import codec_by_name
 from logstore.records.encoder import BATCH_BYTES, BatchOptions, Encoder
+from logstore.records.memory import Memory
 from logstore.records.partitioner import Routed, route
-from logstore.records.table import SIZE, BatchTable
+from logstore.records.table import COUNT, SIZE, BatchTable
 from logstore.segment.batches import Chunk, read_batches
 
 _TRAILER = struct.Struct(">qII8s")
 _MAGIC = b"DSTG0001"
+#: encoded batches of a partition are held until they are a piece of this size: each piece is read and appended alone
+_PIECE_BYTES, _PIECE_BYTES_MIN = 2 << 20, 64 << 10
+_HELD_BYTES_MAX = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,15 @@ class EncodeOptions:
 
     compression_type: str = "none"
     batch_size: int = BATCH_BYTES
+
+
+@dataclass(slots=True)
+class _Held:
+    """Encoded batches of one partition that were not written yet."""
+
+    block: npt.NDArray[np.uint8]
+    size: int = 0
+    records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +114,7 @@ class StagedWriter:
         self._file = fs.open(os.path.join(folder, self.name), create=True, exclusive=True)
         self._position = 0
         self._pieces: list[tuple[str, int, int, int, int]] = []  # topic id, partition, position, size, records
+        self._held: dict[tuple[str, int], _Held] = {}
         self._encoders: dict[str, Encoder] = {}
         self._sticky = uuid.uuid4().int
         self._placed: set[str] = set()
@@ -123,7 +138,7 @@ class StagedWriter:
         for partition in range(target.partitions):
             selection = routed.rows(partition)
             if len(selection):
-                self._write_piece(target, partition, encoder, columns, selection)
+                self._hold(target, partition, encoder, columns, selection)
 
     def _encoder(self, target: TopicTarget, codec_id: int) -> Encoder:
         encoder = self._encoders.get(target.id)
@@ -139,19 +154,45 @@ class StagedWriter:
             )
         return encoder
 
-    def _write_piece(
+    def _hold(
         self, target: TopicTarget, partition: int, encoder: Encoder, columns: Columns, selection: npt.NDArray[np.int64]
     ) -> None:
-        start = self._position
-        for batches in encoder.encode(columns, selection):
+        key = (target.id, partition)
+        held = self._held.get(key)
+        if held is None:
+            size = max(min(_PIECE_BYTES, _HELD_BYTES_MAX // target.partitions), _PIECE_BYTES_MIN)
+            held = self._held[key] = _Held(np.empty(size, dtype=np.uint8))
+        for batches in encoder.encode(columns, selection, partial(self._room, key, held)):
             check_sizes(batches.table, target.config, target.name)
             _check_fits(batches.table, target)
-            self._file.pwrite(batches.data.data, self._position)
-            self._position += len(batches.data)
-        self._pieces.append((target.id, partition, start, self._position - start, len(selection)))
+            size = len(batches.data)
+            if encoder.compresses:
+                self._room(key, held, size)[:size] = batches.data
+            held.size += size
+            held.records += int(batches.table[:, COUNT].sum())
+
+    def _room(self, key: tuple[str, int], held: _Held, least: int) -> npt.NDArray[np.uint8]:
+        """Where the next batches of a partition go; what is held is written out when there is too little."""
+        if len(held.block) - held.size < max(least, self._options.batch_size):
+            begin = self._position
+            self._write_piece(key, held)
+            self._file.start_writeback(begin, self._position - begin)
+        if len(held.block) < least:
+            held.block = np.empty(least, dtype=np.uint8)
+        return held.block[held.size :]
+
+    def _write_piece(self, key: tuple[str, int], held: _Held) -> None:
+        if not held.size:
+            return
+        self._file.pwrite(held.block[: held.size].data, self._position)
+        self._pieces.append((*key, self._position, held.size, held.records))
+        self._position += held.size
+        held.size = held.records = 0
 
     def finish(self, *, encode_ms: int = 0) -> StagedFile:
-        """Directory, trailer, fsync of the file and its folder."""
+        """What is held, directory, trailer, fsync of the file and its folder."""
+        for key, held in self._held.items():
+            self._write_piece(key, held)
         topics = sorted({piece[0] for piece in self._pieces})
         numbers = {topic_id: number for number, topic_id in enumerate(topics)}
         pieces = [[numbers[piece[0]], *piece[1:]] for piece in self._pieces]
@@ -265,8 +306,11 @@ class StagedReader:
 
     def chunks(self, topic_id: str, partition: int) -> Iterator[Chunk]:
         """The batches of one partition in the order of the rows, checksums verified. Raises CorruptBatch."""
+        memory = Memory()
         for piece in self._pieces.get((topic_id, partition), ()):
-            yield from read_batches(self._file, piece.position, piece.position + piece.size_bytes, limits=self._limits)
+            end = piece.position + piece.size_bytes
+            yield from read_batches(self._file, piece.position, end, limits=self._limits, memory=memory)
+            self._file.drop_cached(piece.position, piece.size_bytes)  # the log that it was copied into takes its place
 
     def close(self) -> None:
         self._file.close()

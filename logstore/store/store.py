@@ -299,7 +299,7 @@ class LogStore:
             log = self.open_log(
                 topic,
                 number,
-                clean=self._closed_cleanly(topic, number, ends),
+                clean=self.closed_cleanly(topic, number, ends),
                 recovery_point=ends.recovery_points[number],
                 high_watermark=ends.high_watermarks[number],
                 clock=clock,
@@ -355,7 +355,7 @@ class LogStore:
         if self.registry.read(topic.name).id != topic.id:
             raise UnknownTopic(f"topic {topic.name} was deleted and created again meanwhile")
 
-    def _closed_cleanly(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
+    def closed_cleanly(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
         """Whether the last writer closed the log: all it published is durable, and no byte came after."""
         try:
             state = self.partition_state(topic, number)
@@ -422,6 +422,14 @@ class LogStore:
                     hint="`duramen recover` takes them all.",
                 )
             log.truncate_to(high_watermark)
+
+    def free_bytes(self) -> int | None:
+        """Room for logs; None where the file system does not tell, as a simulated one."""
+        try:
+            found = os.statvfs(self.layout.logs)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
 
     def project_checkpoints(self) -> None:
         """Bring Kafka's four checkpoint files up to date with the state; for tools, nothing of ours reads them."""

@@ -507,6 +507,12 @@ class _SimulatedFile:
         inode.unsynced.append(change)
         inode.mtime_ms = inode.ctime_ms = self._fs.clock.now_ms()
 
+    def start_writeback(self, position: int, size: int) -> None:
+        """Promises nothing: a power cut keeps any part of what was not synced anyway."""
+
+    def drop_cached(self, position: int, size: int) -> None:
+        """Nothing that could be seen."""
+
     def size(self) -> int:
         return len(self._opened().content)
 

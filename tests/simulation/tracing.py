@@ -136,6 +136,12 @@ class _TracedFile:
         self._fs.note("fsync", self.path)
         self._fs.sync(self._inner.fsync)
 
+    def start_writeback(self, position: int, size: int) -> None:
+        self._inner.start_writeback(position, size)
+
+    def drop_cached(self, position: int, size: int) -> None:
+        self._inner.drop_cached(position, size)
+
     def fileno(self) -> int:
         return self._inner.fileno()
 

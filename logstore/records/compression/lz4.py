@@ -44,6 +44,9 @@ BLOCK_BYTES = BLOCK_BYTES_BY_BD[0x40]
 #: the header of every frame we write: independent blocks of at most 64 KiB, nothing optional, and its checksum
 HEADER = MAGIC + bytes((FLG_VERSION | FLG_INDEPENDENT_BLOCKS, 0x40, 0x82))
 
+#: around the only block of such a frame
+_FRAMING_BYTES = len(HEADER) + WORD.size + len(END_MARK)
+
 #: Kafka's default level, and the only one that means the fast compressor
 DEFAULT_LEVEL = 9
 LEVEL_MIN, LEVEL_MAX = 1, 17
@@ -76,6 +79,11 @@ class Lz4:
     def decompress_into(self, data: Buffer, out: memoryview, *, magic: int = 2) -> int:
         view = byte_view(data)
         end = len(view)
+        # Nearly every frame has our own header and one block.
+        if len(out) >= BLOCK_BYTES and view[: len(HEADER)] == HEADER and view[-WORD.size :] == END_MARK:
+            begin, length = len(HEADER) + WORD.size, end - _FRAMING_BYTES
+            if 0 < length <= BLOCK_BYTES and WORD.unpack_from(view, len(HEADER))[0] == length:
+                return _decompress_block(view[begin : begin + length], begin, BLOCK_BYTES, out)
         # Clients of the first format wrote a wrong header checksum, so nobody verifies it there.
         position, flg, block_bytes_max = _read_header(view, verify_checksum=magic != 0)
         block_checksum_bytes = CHECKSUM_BYTES if flg & FLG_BLOCK_CHECKSUM else 0

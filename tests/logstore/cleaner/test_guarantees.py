@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -159,10 +160,10 @@ def test_a_group_that_fails_ends_the_pass_before_any_later_one_is_swapped_in(lab
     Path(lab.folder).mkdir()
 
     class Failing(GroupWriter):
-        def clean(self, sources):  # type: ignore[no-untyped-def]
+        def write(self, sources):  # type: ignore[no-untyped-def]
             if any(source == work.segments[2] for source in sources):
                 raise CorruptBatch("as if", file="here")
-            return super().clean(sources)
+            return super().write(sources)
 
     import logstore.cleaner.cleaner as module
 
@@ -182,6 +183,7 @@ def test_a_group_that_fails_ends_the_pass_before_any_later_one_is_swapped_in(lab
     finally:
         module.GroupWriter = original  # type: ignore[misc]
     assert all(done.sources[-1].base_offset < work.segments[2].base_offset for done in swapped)
+    assert os.listdir(lab.folder) == [], "what was written of other groups is gone"
     assert lab.state.first_dirty_offset == state.first_dirty_offset
     assert live(lab.records()) == live(before)
     assert lab.compact(NOW_MS + DAY_MS).groups  # the next pass goes on

@@ -1,0 +1,51 @@
+"""Where the last records of keys lie, a bit for each offset.
+
+Once all keys of a range were put into a map, it also says which offsets are some key's last. With a bit for each of
+them, a second look at the records needs neither hash nor map, and batches with no bit set are not opened at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore.records.native import address_of, kernels
+
+_BYTES_MAX = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """Of offsets [first_offset, end_offset). The last byte of `bits` has none."""
+
+    first_offset: int
+    end_offset: int
+    bits: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, memory: npt.NDArray[np.uint8], slot_bytes: int, first_offset: int, end_offset: int) -> Survivors | None:
+        """Those of a map, in whose slots 16 bytes of hash come before offset + 1; None where they would take more
+        memory than they are worth.
+        """
+        if not 0 < end_offset - first_offset <= 8 * _BYTES_MAX:
+            return None
+        bits = np.zeros((end_offset - first_offset + 7) // 8 + 1, dtype=np.uint8)
+        slots = len(memory) // slot_bytes
+        kernels().mark_offsets(address_of(memory), slots, slot_bytes, first_offset, end_offset, address_of(bits))
+        return cls(first_offset, end_offset, bits)
+
+    def none_in(
+        self, first_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of these ranges surely hold none."""
+        within = (first_offsets >= self.first_offset) & (last_offsets < self.end_offset)
+        if not within.any():
+            return within
+        begins = (first_offsets[within] - self.first_offset) // 8
+        ends = (last_offsets[within] - self.first_offset) // 8 + 1
+        found = np.maximum.reduceat(self.bits, np.stack((begins, ends), axis=1).reshape(-1))[::2]
+        none = within.copy()
+        none[within] = found == 0
+        return none
