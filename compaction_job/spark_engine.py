@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from compaction_job.tasks import REPORT_SCHEMA, Part, Task, index_task, merge_task, rewrite_task, run_tasks
 from logstore.cleaner.cleaner import Groups
-from logstore.cleaner.index import Progress, no_progress, split_by_bytes
+from logstore.cleaner.index import Progress, no_progress, split_dirty
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
+from logstore.files import OS_FILES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,9 +36,8 @@ class SparkEngine:
         self._part: Part | None = None
 
     def index(self, work: PassWork, folder: str) -> Indexed:
-        dirty = work.dirty
-        count = min(self._cores(), max(sum(s.size_bytes for s in dirty) // _RANGE_BYTES_MIN, 1))
-        ranges = [dirty] if work.has_transactions else split_by_bytes(dirty, count)
+        count = min(self._cores(), max(sum(s.size_bytes for s in work.dirty) // _RANGE_BYTES_MIN, 1))
+        ranges = split_dirty(OS_FILES, work, count)
         share = None if len(ranges) == 1 else max(work.map_settings.keys_max // len(ranges), 1)
         parts: list[Part] = self._run(
             lambda number: index_task(work, folder, ranges, number, keys_max=share), len(ranges)
@@ -45,11 +45,11 @@ class SparkEngine:
         self._part = parts[0]
         if len(parts) > 1:
             if parts[0].indexed.is_full:  # its share was too small: in order, then
-                ranges = [dirty]
+                ranges = split_dirty(OS_FILES, work, 1)
                 parts = self._run(lambda number: index_task(work, folder, ranges, number, keys_max=None), 1)
                 self._part = parts[0]
             else:
-                self._part = self._run(lambda number: merge_task(work, folder, ranges, parts, number), 1)[0]
+                self._part = self._run(lambda number: merge_task(work, folder, parts, number), 1)[0]
                 for each in parts:
                     if each.path != self._part.path:
                         os.unlink(each.path)

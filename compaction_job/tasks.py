@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from logstore.cleaner.dedupe_map import DedupeMap
 from logstore.cleaner.grouping import SourceSegment
-from logstore.cleaner.index import index_range, merge_ranges, offsets_of, weigh_older
+from logstore.cleaner.index import DirtyRange, index_range, merge_ranges, weigh_older
 from logstore.cleaner.rewrite import GroupWriter
 from logstore.cleaner.throttle import Throttle
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
@@ -67,12 +67,10 @@ def check_sees(work: PassWork, folder: str) -> None:
             )
 
 
-def index_task(
-    work: PassWork, folder: str, ranges: Sequence[Sequence[SourceSegment]], number: int, *, keys_max: int | None
-) -> Part:
+def index_task(work: PassWork, folder: str, ranges: Sequence[DirtyRange], number: int, *, keys_max: int | None) -> Part:
     check_sees(work, folder)
     mine = ranges[number]
-    offset_map = DedupeMap(work.map_settings, keys_max=keys_max, records=offsets_of(work, mine))
+    offset_map = DedupeMap(work.map_settings, keys_max=keys_max, records=mine.offsets)
     throttle = Throttle(work.bytes_per_second / len(ranges))
     indexed = index_range(OS_FILES, work, offset_map, mine, throttle=throttle)
     if len(ranges) == 1 and work.map_settings.order != ORDER_OFFSET:
@@ -80,18 +78,16 @@ def index_task(
     return Part(indexed, _saved(offset_map, folder))
 
 
-def merge_task(
-    work: PassWork, folder: str, ranges: Sequence[Sequence[SourceSegment]], parts: Sequence[Part], number: int
-) -> Part:
+def merge_task(work: PassWork, folder: str, parts: Sequence[Part], number: int) -> Part:
     """One map of all ranges, made by one process."""
     check_sees(work, folder)
-    whole = DedupeMap(work.map_settings, records=offsets_of(work, work.dirty))
+    whole = DedupeMap(work.map_settings, records=DirtyRange.of(work, work.first_dirty_offset).offsets)
     maps = [DedupeMap.load(part.path, work.map_settings) for part in parts]
     if parts[0].indexed.is_full or not whole.merge(maps[0]):
         return parts[0]
     maps[0] = whole
     throttle = Throttle(work.bytes_per_second)
-    indexed = merge_ranges(OS_FILES, work, maps, [part.indexed for part in parts], ranges, throttle=throttle)
+    indexed = merge_ranges(OS_FILES, work, maps, [part.indexed for part in parts], throttle=throttle)
     if work.map_settings.order != ORDER_OFFSET:
         weigh_older(OS_FILES, work, whole, throttle=throttle)
     return Part(replace(indexed, keys=whole.used), _saved(whole, folder))

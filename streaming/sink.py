@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from logstore.errors import (
@@ -32,6 +33,7 @@ from streaming.dead_letters import DeadLetters
 from streaming.flusher import flush_later
 from streaming.progress import BATCHES_MAX, OBSERVED, BatchProgress, batch_progress
 from streaming.tasks import REPORT_SCHEMA, EncodeJob, apply_plans, encode_rows, read_report, staged_file
+from streaming.transfer import WideRows, not_adding_up, width_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,6 +106,7 @@ class LogSink:
         self.query_id = query_id
         self.flush_ms = flush_ms
         self._mark: str | None = None
+        self._has_wide_rows = False
         #: the last micro-batch's receipt
         self.last: Committed | None = None
         #: commit and append of the batch before: a ledger row is written before its own are known
@@ -189,9 +192,9 @@ class LogSink:
         targets: dict[str, TopicTarget],
         letters: DeadLetters | None = None,
     ) -> list[StagedFile]:
-        names = [name for name in df.columns if name in _TYPES]
         if self.order_by is not None:
             df = df.orderBy(self.order_by)
+        rows = df.select(*[name for name in df.columns if name in _TYPES])
         job = EncodeJob(
             self.store,
             staging.folder,
@@ -202,9 +205,14 @@ class LogSink:
             letters,
             self.create_topics is not None,
         )
-        rows = df.select(*names).mapInArrow(encode_rows(job), REPORT_SCHEMA).collect()
-        reports = [read_report(bytes(row.report)) for row in sorted(rows, key=lambda row: row.task)]
-        return [file for file in map(staged_file, reports) if file is not None]
+        width = None if self._has_wide_rows else width_of(rows)
+        if width is not None:
+            try:
+                with not_adding_up(df.sparkSession, width):
+                    return _run(width.clipped(rows, rows.columns), replace(job, width=width))
+            except WideRows:
+                self._has_wide_rows = True
+        return _run(rows, job)
 
     def _targets(self, committer: Committer, df: DataFrame) -> dict[str, TopicTarget]:
         """The topics rows may go to: the one named, or any of the store when the rows name theirs."""
@@ -232,6 +240,12 @@ class LogSink:
                 error.hint = "Create it with `duramen topics create`, or give create_topics"
                 raise
             committer.store.create_topic(name, **self.create_topics)
+
+
+def _run(rows: DataFrame, job: EncodeJob) -> list[StagedFile]:
+    done = rows.mapInArrow(encode_rows(job), REPORT_SCHEMA).collect()
+    reports = [read_report(bytes(row.report)) for row in sorted(done, key=lambda row: row.task)]
+    return [file for file in map(staged_file, reports) if file is not None]
 
 
 # --- what driver and sink share -------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from pyspark.sql.types import StructType
 from logstore.errors import OffsetOutOfRange
 from logstore.records.columns import DecodedColumns
 from logstore.store.store import LogStore
+from streaming.columns import HEADERS, ChosenColumn, chosen_columns, schema_text, spark_batch
 from streaming.options import ReadOptions, read_options, write_options
 from streaming.ranges import (
     OffsetRange,
@@ -57,10 +58,6 @@ from streaming.ranges import (
     to_stream,
 )
 
-_SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
-#: named and nullable as Spark names them
-_HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
-_HEADERS = "headers array<struct<key:string,value:binary>>"
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -72,20 +69,20 @@ class DuramenSource(DataSource):
         return "duramen"
 
     def schema(self) -> str:
-        headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
-        return f"{_SCHEMA}, {_HEADERS}" if headers else _SCHEMA
+        return schema_text(headers=str(self.options.get("includeHeaders", "false")).lower() == "true")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options, streaming=False)
+        columns = chosen_columns(schema)
         # pyspark refuses a reader that takes filters while pushdown is off, which is the default. Only when it is on
         # does it ask from its pushdown worker.
         asked_by = sys._getframe(1).f_code.co_filename
         if asked_by.endswith("data_source_pushdown_filters.py"):
-            return FilteringReader(options)
-        return LogReader(options)
+            return FilteringReader(options, columns)
+        return LogReader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return LogStreamReader(read_options(self.options, streaming=True))
+        return LogStreamReader(read_options(self.options, streaming=True), chosen_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from streaming.batch_writer import LogWriter
@@ -99,8 +96,9 @@ class RangePartition(InputPartition):
 
 
 class LogReader(DataSourceReader):
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, columns: Sequence[ChosenColumn]) -> None:
         self.options = options
+        self.columns = columns
         self.bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -110,7 +108,7 @@ class LogReader(DataSourceReader):
         return [RangePartition(each) for each in ranges] or [RangePartition(_NOTHING)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self.options, partition.value, self.bounds)
+        return read_range(self.options, partition.value, self.columns, self.bounds)
 
 
 _NOTHING = OffsetRange("", "", 0, 0, 0)
@@ -185,8 +183,9 @@ class FilteringReader(LogReader):
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, columns: Sequence[ChosenColumn] = ()) -> None:
         self.options = options
+        self.columns = columns
         self._target: Positions | None = None
 
     def initialOffset(self) -> StreamOffsets:
@@ -235,22 +234,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(each) for each in split(ranges, self.options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self.options, partition.value, Bounds())
+        return read_range(self.options, partition.value, self.columns, Bounds())
 
 
-def read_range(options: ReadOptions, wanted: OffsetRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+def read_range(
+    options: ReadOptions, wanted: OffsetRange, columns: Sequence[ChosenColumn], bounds: Bounds
+) -> Iterator[pa.RecordBatch]:
     """The records of one range as Arrow batches with Spark's columns."""
+    headers = any(column.name == HEADERS for column in columns)
     with LogStore(options.store) as store:
         while wanted.start < wanted.end:
             wanted = in_range(store, options, wanted)
             reader = store.reader(store.topic(wanted.topic), wanted.partition)
             try:
-                for columns in reader.columns(
-                    wanted.start, wanted.end, committed=options.committed, headers=options.include_headers
-                ):
-                    batch = spark_batch(columns, wanted.topic, wanted.partition, headers=options.include_headers)
-                    wanted = replace(wanted, start=int(columns.offsets[-1]) + 1)
-                    yield from _within(batch, columns, bounds)
+                for decoded in reader.columns(wanted.start, wanted.end, committed=options.committed, headers=headers):
+                    batch = spark_batch(decoded, wanted.topic, wanted.partition, columns)
+                    wanted = replace(wanted, start=int(decoded.offsets[-1]) + 1)
+                    yield from _within(batch, decoded, bounds)
                 return
             except OffsetOutOfRange:  # the log start has overtaken us
                 if options.fail_on_data_loss:
@@ -268,26 +268,6 @@ def _within(batch: pa.RecordBatch, columns: DecodedColumns, bounds: Bounds) -> I
         keep &= columns.timestamps_ms < bounds.high_ms
     if keep.any():
         yield batch.filter(pa.array(keep))
-
-
-def spark_batch(columns: DecodedColumns, topic: str, partition: int, *, headers: bool) -> pa.RecordBatch:
-    from logstore.records.arrow import to_arrow
-
-    decoded = to_arrow(columns)
-    count = len(columns)
-    micros = pa.array(columns.timestamps_ms * 1000, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    arrays = {
-        "key": decoded.column("key"),
-        "value": decoded.column("value"),
-        "topic": pa.repeat(pa.scalar(topic), count),
-        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
-        "offset": decoded.column("offset"),
-        "timestamp": micros,
-        "timestampType": decoded.column("timestamp_type").cast(pa.int32()),
-    }
-    if headers:
-        arrays["headers"] = decoded.column("headers").cast(_HEADERS_TYPE)
-    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
 __all__ = ["DuramenSource", "WriterCommitMessage"]

@@ -34,6 +34,7 @@ from logstore.store.staging import (
 )
 from logstore.store.store import LogStore
 from streaming.dead_letters import DeadLetters, could_be_topic, write_sifted, write_unknown_topic
+from streaming.transfer import WideRows, Width
 
 #: rows of a task are encoded together until they have this many bytes for each partition, so that batches fill
 _BYTES_PER_PARTITION = 64 << 10
@@ -61,6 +62,8 @@ class EncodeJob:
     dead_letters: DeadLetters | None = None
     #: topics that rows name are created by the driver
     creates_topics: bool = False
+    #: what the rows were clipped to on their way
+    width: Width | None = None
 
 
 def encode_rows(job: EncodeJob) -> Callable[[Batches], Batches]:
@@ -84,7 +87,7 @@ def apply_plans(store: str, plan_id: str, topic: str, groups: list[list[int]]) -
 def _reported(work: Callable[[], dict[str, object]]) -> Batches:
     try:
         report = work()
-    except DuramenError as error:
+    except (DuramenError, WideRows) as error:
         report = {"error": pickle.dumps(error).hex()}
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -144,6 +147,8 @@ def _encode(job: EncodeJob, batches: Batches) -> dict[str, object]:
         for batch in batches:
             if not batch.num_rows:
                 continue
+            if job.width is not None:
+                job.width.check(batch)
             held.append(batch)
             size += batch.nbytes
             if size >= threshold:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,30 @@ from logstore.segment.txn_index import AbortedTransaction
 
 _PARTIAL_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20  # stays in the cache beside what the map needs of it
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyRange:
+    """Neighbouring dirty segments, of which the first and the last may belong to the next range as well.
+
+    Both offsets follow a batch, or are where the pass begins and ends.
+    """
+
+    segments: tuple[SourceSegment, ...]
+    start_offset: int
+    end_offset: int
+
+    @classmethod
+    def of(cls, work: PassWork, start_offset: int, end_offset: int | None = None) -> DirtyRange:
+        end_offset = work.end_offset if end_offset is None else end_offset
+        segments = tuple(s for s in work.dirty if work.following(s) > start_offset and s.base_offset < end_offset)
+        return cls(segments, start_offset, end_offset)
+
+    @property
+    def offsets(self) -> int:
+        """Records it may hold."""
+        return self.end_offset - max(self.start_offset, self.segments[0].base_offset) if self.segments else 0
+
 
 Progress = Callable[[str, int], None]
 """Called with the step and the bytes done since the last call; may raise to end the pass."""
@@ -82,22 +106,21 @@ def build_map(
 ) -> tuple[DedupeMap, Indexed]:
     """The map of all keys from the first dirty offset on, as far as it reaches. Raises CorruptBatch, CorruptIndex."""
     began = time.monotonic()
-    dirty = work.dirty
-    ranges = split_by_bytes(dirty, threads) if threads > 1 and not work.has_transactions else [dirty]
-    offset_map = DedupeMap(work.map_settings, records=offsets_of(work, dirty))
+    ranges = split_dirty(fs, work, threads if pool is not None else 1)
+    offset_map = DedupeMap(work.map_settings, records=sum(part.offsets for part in ranges))
     if len(ranges) == 1 or pool is None:
-        indexed = index_range(fs, work, offset_map, dirty, throttle=throttle, progress=progress)
+        indexed = index_range(fs, work, offset_map, ranges[0], throttle=throttle, progress=progress)
     else:
         share = partial_keys(work.map_settings, len(ranges) - 1)
         maps = [offset_map]
-        maps += [DedupeMap(work.map_settings, keys_max=share, records=offsets_of(work, part)) for part in ranges[1:]]
+        maps += [DedupeMap(work.map_settings, keys_max=share, records=part.offsets) for part in ranges[1:]]
         parts = list(
             pool.map(
                 lambda pair: index_range(fs, work, pair[0], pair[1], throttle=throttle, progress=progress),
                 zip(maps, ranges, strict=True),
             )
         )
-        indexed = merge_ranges(fs, work, maps, parts, ranges, throttle=throttle, progress=progress)
+        indexed = merge_ranges(fs, work, maps, parts, throttle=throttle, progress=progress)
     if work.map_settings.order != ORDER_OFFSET:
         read = weigh_older(fs, work, offset_map, throttle=throttle, progress=progress)
         indexed = replace(indexed, read_bytes=indexed.read_bytes + read)
@@ -110,17 +133,11 @@ def partial_keys(settings: MapSettings, maps: int) -> int:
     return max(min(keys, settings.keys_max // 2) // maps, 1)
 
 
-def offsets_of(work: PassWork, segments: Sequence[SourceSegment]) -> int:
-    """Records that segments may hold."""
-    return work.following(segments[-1]) - max(segments[0].base_offset, work.first_dirty_offset) if segments else 0
-
-
 def merge_ranges(
     fs: FileSystem,
     work: PassWork,
     maps: Sequence[DedupeMap],
     parts: Sequence[Indexed],
-    ranges: Sequence[Sequence[SourceSegment]],
     *,
     throttle: Throttle = UNTHROTTLED,
     progress: Progress = no_progress,
@@ -136,10 +153,8 @@ def merge_ranges(
         if not fits or parts[number].is_full:
             for other in maps[number:]:
                 other.release()
-            rest = [
-                segment for part in ranges[number:] for segment in part if work.following(segment) > done.end_offset
-            ]
-            again = index_range(fs, work, maps[0], rest, start=done.end_offset, throttle=throttle, progress=progress)
+            rest = DirtyRange.of(work, done.end_offset)
+            again = index_range(fs, work, maps[0], rest, throttle=throttle, progress=progress)
             return _added(done, again, maps[0])
     return done
 
@@ -159,15 +174,14 @@ def index_range(
     fs: FileSystem,
     work: PassWork,
     offset_map: DedupeMap,
-    segments: Sequence[SourceSegment],
+    part: DirtyRange,
     *,
-    start: int | None = None,
     throttle: Throttle = UNTHROTTLED,
     progress: Progress = no_progress,
 ) -> Indexed:
-    """Put the keys of neighbouring dirty segments, from `start` on, into the map; ends early when it is full."""
+    """Put the keys of a range into the map; ends early when it is full."""
     records = keyless = read_bytes = 0
-    start = work.first_dirty_offset if start is None else start
+    start, segments = part.start_offset, part.segments
     decoder = Decoder(limits=work.limits, headers=False)
     transactions = Transactions()
     latest = start - 1
@@ -175,14 +189,12 @@ def index_range(
         latest = max(latest, segments[0].base_offset - 1)  # what lies before them is indexed already
         transactions.add(aborted_between(fs, work, max(start, segments[0].base_offset), work.first_uncleanable_offset))
     for source in segments:
-        following = work.following(source)
+        following = min(work.following(source), part.end_offset)
         segment = open_source(fs, work, source.base_offset)
         try:
-            position = 0
-            if start > source.base_offset:
-                first = segment.find_batch(start)
-                position = source.size_bytes if first is None else first.position
-            for chunk in segment.chunks(position, source.size_bytes, chunk_bytes=_CHUNK_BYTES):
+            position = _position(segment, source, start)
+            end = source.size_bytes if following == work.following(source) else _position(segment, source, following)
+            for chunk in segment.chunks(position, end, chunk_bytes=_CHUNK_BYTES):
                 size = len(chunk.data)
                 throttle.take(size)
                 progress("index", size)
@@ -265,14 +277,36 @@ def _skip_aborted(chunk: Chunk, table: BatchTable, transactions: Transactions, d
     table[may_go, SKIP] = 1
 
 
-def split_by_bytes(segments: Sequence[SourceSegment], parts: int) -> list[tuple[SourceSegment, ...]]:
-    """At most `parts` runs of neighbours of about the same size."""
-    total = sum(s.size_bytes for s in segments)
-    runs: list[list[SourceSegment]] = [[]]
-    done = 0
-    for segment in segments:
-        if runs[-1] and len(runs) < parts and done + segment.size_bytes / 2 > total * len(runs) / parts:
-            runs.append([])
-        runs[-1].append(segment)
-        done += segment.size_bytes
-    return [tuple(run) for run in runs]
+def _position(segment: LogSegment, source: SourceSegment, offset: int) -> int:
+    """Where the batch begins that holds the offset or comes next."""
+    if offset <= source.base_offset:
+        return 0
+    found = segment.find_batch(offset)
+    return source.size_bytes if found is None else found.position
+
+
+def split_dirty(fs: FileSystem, work: PassWork, parts: int) -> list[DirtyRange]:
+    """What is dirty as at most `parts` ranges of about the same size. Transactions are read in order, as one."""
+    if parts == 1 or work.has_transactions:
+        return [DirtyRange.of(work, work.first_dirty_offset)]
+    total = sum(source.size_bytes for source in work.dirty)
+    cuts = {_cut(fs, work, total * number // parts) for number in range(1, parts)}
+    starts = sorted({work.first_dirty_offset} | {cut for cut in cuts if cut > work.first_dirty_offset})
+    return [DirtyRange.of(work, start, end) for start, end in zip(starts, [*starts[1:], work.end_offset], strict=True)]
+
+
+def _cut(fs: FileSystem, work: PassWork, before_bytes: int) -> int:
+    """The offset behind a batch that ends after about so many bytes of dirty segments."""
+    for source in work.dirty:
+        if before_bytes < source.size_bytes:
+            break
+        before_bytes -= source.size_bytes
+    else:
+        return work.first_dirty_offset
+    offsets = work.following(source) - source.base_offset
+    segment = open_source(fs, work, source.base_offset)
+    try:
+        found = segment.find_batch(source.base_offset + offsets * before_bytes // source.size_bytes)
+    finally:
+        segment.close(clean=False)
+    return work.following(source) if found is None else found.next_offset

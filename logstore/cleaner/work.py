@@ -54,6 +54,11 @@ class PassWork:
         """Segments that hold offsets from the first dirty one on."""
         return tuple(s for s in self.segments if self.following(s) > self.first_dirty_offset)
 
+    @property
+    def end_offset(self) -> int:
+        """Where the pass ends unless the map is full before."""
+        return self.following(self.segments[-1]) if self.segments else self.first_dirty_offset
+
     def following(self, segment: SourceSegment) -> int:
         """Where the segment behind this one begins: one past the last offset it can hold."""
         at = bisect_right(self.segments, segment.base_offset, key=lambda each: each.base_offset)

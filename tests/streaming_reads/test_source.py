@@ -94,6 +94,39 @@ def test_a_batch_read_has_the_rows_and_the_schema_of_sparks_kafka_source(
     assert_df_equality(found.select(*columns), expected.select(*columns), ignore_row_order=True)
 
 
+def test_a_read_gets_the_columns_its_schema_names(spark: SparkSession, orders: LogStore, read: Read, path: str) -> None:
+    def reader(schema: str) -> Any:
+        return spark.read.schema(schema).format("duramen").option("store", path).option("subscribe", "orders")
+
+    everything = read(subscribe="orders", includeHeaders="true")
+    for schema, same in [
+        ("key binary, value binary", everything.select("key", "value")),
+        ("value string, KEY string", everything.selectExpr("cast(value as string)", "cast(key as string) as KEY")),
+        ("timestamp timestamp", everything.select("timestamp")),
+        ("headers array<struct<key:string,value:binary>>, topic string", everything.select("headers", "topic")),
+    ]:
+        assert_df_equality(reader(schema).load(), same, ignore_row_order=True)
+    exact = reader("partition int not null, offset bigint not null, timestampType int not null").load()
+    assert [field.nullable for field in exact.schema.fields] == [False] * 3
+    assert offsets(exact) == [(partition, offset) for partition in range(2) for offset in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ("key binary, vale binary", "Did you mean value"),
+        ("value int", "column 'value' cannot be read as int, but as binary or string"),
+        ("value binary not null", "there are records without a value"),
+    ],
+)
+def test_a_schema_that_cannot_be_read_is_an_error(
+    spark: SparkSession, orders: LogStore, path: str, schema: str, expected: str
+) -> None:
+    source = spark.read.schema(schema).format("duramen").option("store", path).option("subscribe", "orders")
+    with pytest.raises(PySparkException, match=expected):
+        source.load().collect()
+
+
 def test_by_offsets_by_time_by_pattern_by_assignment_and_in_more_tasks(orders: LogStore, read: Read) -> None:
     bounds = {"startingOffsets": '{"orders":{"0":2,"1":-2}}', "endingOffsets": '{"orders":{"0":4,"1":1}}'}
     assert offsets(read(subscribe="orders", **bounds)) == [(0, 2), (0, 3), (1, 0)]
@@ -171,6 +204,26 @@ def test_a_stream_is_admitted_in_parts_and_goes_on_from_its_checkpoint(
     append("orders", [Record(b"late", b"x", BASE_MS)], [1])
     assert run_stream(spark, path, checkpoint) == [[(1, 6, b"late")]]
     assert run_stream(spark, path, checkpoint) == []
+
+
+def test_a_stream_gets_the_columns_its_schema_names(
+    spark: SparkSession, orders: LogStore, path: str, tmp_path: Path
+) -> None:
+    rows: list[Any] = []
+    query = (
+        spark.readStream.schema("value string, offset bigint")
+        .format("duramen")
+        .option("store", path)
+        .option("subscribe", "orders")
+        .option("startingOffsets", "earliest")
+        .load()
+        .writeStream.foreachBatch(lambda df, _: rows.extend(map(tuple, df.collect())))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(100)
+    assert sorted(rows, key=str) == sorted(((None if n % 4 == 3 else f"v{n}", n // 2) for n in range(12)), key=str)
 
 
 def test_loss_stops_a_stream_unless_it_may_go_on(
