@@ -53,6 +53,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
         series = bench_spark.in_turns(
             [
                 ("consume", lambda: bench_spark.consume(rows)),
+                ("consume like the sink", lambda: bench_spark.consume_like_the_sink(rows)),
                 ("staged", staged),
                 ("sink", lambda: sink(rows, next(batch_ids))),
                 ("delta", lambda: rows.write.format("delta").mode("append").save(table)),
@@ -66,6 +67,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     for name, ours, theirs, at_least in (
         ("rows to staged files; theirs only consumes", "staged", "consume", STAGED),
         ("rows to appended batches; theirs only consumes", "sink", "consume", WITH_APPEND),
+        ("the same; theirs consumes the sink's way", "sink", "consume like the sink", None),
         ("sink; theirs is Spark's Kafka sink", "sink", "kafka", TIMES_KAFKA),
         ("sink; theirs is Delta append", "sink", "delta", TIMES_DELTA),
     ):

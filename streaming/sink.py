@@ -146,7 +146,7 @@ class LogSink:
         check_schema(df, self.topic)
         committer = committer_of(self.store)
         app = AppBatch(self.app_id, batch_id, self.query_id or query_id_of(df, self._mark), self.adopt)
-        for attempt in range(_ENCODE_TRIES_MAX):
+        for attempt in range(_ENCODE_TRIES_MAX + 1):  # once more for wide rows
             if committer.check_replay(app):
                 committer.finish_replay(app)
                 if attempt == 0:
@@ -168,12 +168,15 @@ class LogSink:
                     engine="spark",
                 )
             except (TopicChanged, CommitConflict):  # nothing happened: look again
-                if attempt + 1 == _ENCODE_TRIES_MAX:
+                if attempt + 1 >= _ENCODE_TRIES_MAX:
                     raise
+                continue
+            except WideRows:
+                self._has_wide_rows = True
                 continue
             except UnknownTopic as error:
                 missing = getattr(error, "topic", None)  # named by a row
-                if missing is None or self.create_topics is None or attempt + 1 == _ENCODE_TRIES_MAX:
+                if missing is None or self.create_topics is None or attempt + 1 >= _ENCODE_TRIES_MAX:
                     raise
                 self._ensure(committer, missing)
                 continue
@@ -206,13 +209,10 @@ class LogSink:
             self.create_topics is not None,
         )
         width = None if self._has_wide_rows else width_of(rows)
-        if width is not None:
-            try:
-                with not_adding_up(df.sparkSession, width):
-                    return _run(width.clipped(rows, rows.columns), replace(job, width=width))
-            except WideRows:
-                self._has_wide_rows = True
-        return _run(rows, job)
+        if width is None:
+            return _run(rows, job)
+        with not_adding_up(df.sparkSession, width):
+            return _run(width.clipped(rows), replace(job, width=width))
 
     def _targets(self, committer: Committer, df: DataFrame) -> dict[str, TopicTarget]:
         """The topics rows may go to: the one named, or any of the store when the rows name theirs."""

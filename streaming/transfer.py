@@ -44,8 +44,8 @@ class Width:
     bytes: int
     columns: tuple[str, ...]
 
-    def clipped(self, df: DataFrame, names: list[str]) -> DataFrame:
-        return df.select(*[self._clipped(name) if name in self.columns else name for name in names])
+    def clipped(self, df: DataFrame) -> DataFrame:
+        return df.select(*[self._clipped(name) if name in self.columns else name for name in df.columns])
 
     def _clipped(self, name: str) -> Column:
         from pyspark.sql import functions as f

@@ -4,6 +4,7 @@ and the session has its own limits back afterwards.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import streaming.sink as sink_module
 from logstore.errors import NullKey
 from logstore.records.record import Record
 from logstore.store.store import LogStore
+from streaming.flusher import flush_now
 from streaming.sink import LogSink
 from streaming.transfer import WideRows, Width, not_adding_up, width_of
 
@@ -71,6 +73,8 @@ def test_wide_rows_arrive_whole(
     sink(spark.createDataFrame(list(given.items()), f"key {kind}, value {kind}"), 0)
     assert by_key(read_all, store) == rows
     assert runs == [(NO_LIMIT, "8192"), before]
+    flush_now()
+    assert os.listdir(store.layout.staging) == []  # nothing is left of the first try
     sink(spark.createDataFrame([("later", "v")], "key string, value string"), 1)
     assert runs[2:] == [before]  # once is enough to know
     assert limits(spark) == before
