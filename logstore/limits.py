@@ -11,6 +11,7 @@ MIB = 1 << 20
 
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
+INT64_MIN = -(1 << 63)
 
 #: Offsets of a segment lie within its base and base + this.
 RELATIVE_OFFSET_MAX = INT32_MAX

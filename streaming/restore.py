@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from logstore.store.restore import RestorePlan, plan_restore, restore_partition, restored_batch
+from logstore.store.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
 from logstore.store.store import LogStore
 from streaming.options import IDS
 
@@ -63,7 +63,8 @@ def restore_state(
 def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
     # A tombstone of one partition may be what removes a key from another.
     task = _restore_task(path, plan, tombstones or not plan.by_partition)
-    rows = spark.range(0, plan.partitions, 1, plan.partitions).mapInArrow(task, SCHEMA)
+    schema = SCHEMA if plan.by_partition else f"{SCHEMA}, version long"
+    rows = spark.range(0, plan.partitions, 1, plan.partitions).mapInArrow(task, schema)
     if not plan.by_partition:
         rows = _merged(rows, tombstones)
     rows.end_offsets = dict(enumerate(plan.end_offsets))  # type: ignore[attr-defined]
@@ -75,22 +76,30 @@ def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: 
 
 
 def _restore_task(store: str, plan: RestorePlan, tombstones: bool) -> Callable[[Batches], Batches]:
+    """Rows of the partitions it is given; with their versions where they are to be merged."""
+    headers = not plan.by_partition and plan.order.needs_headers
+
     def run(batches: Batches) -> Batches:
         with LogStore(store) as opened:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    for columns in restore_partition(opened, plan, number, tombstones=tombstones):
-                        yield restored_batch(columns, number)
+                    for columns in restore_partition(opened, plan, number, tombstones=tombstones, headers=headers):
+                        rows = restored_batch(columns, number)
+                        if not plan.by_partition:
+                            rows = rows.append_column("version", pa.array(versions_of(columns, plan.order), pa.int64()))
+                        yield rows
 
     return run
 
 
 def _merged(rows: DataFrame, tombstones: bool) -> DataFrame:
-    """One row a key: the newest by timestamp; offsets of different partitions say nothing about order."""
+    """One row a key: by version, where versions decide, then by timestamp; offsets of different partitions say nothing
+    about order.
+    """
     from pyspark.sql import functions as F
 
-    newest = F.max_by(F.struct(*rows.columns), F.struct("timestamp", "partition", "offset")).alias("row")
-    merged = rows.groupBy("key").agg(newest).select("row.*")
+    newest = F.max_by(F.struct(*rows.columns), F.struct("version", "timestamp", "partition", "offset")).alias("row")
+    merged = rows.groupBy("key").agg(newest).select("row.*").drop("version")
     return merged if tombstones else merged.where("value is not null")
 
 
@@ -101,8 +110,8 @@ def restore_into_delta(
 
     The first call writes the table, later ones merge what is new. The offsets are part of the table's own commit, so
     table and position never disagree. The table is written anew with `full`, and where an increment cannot tell what
-    went: tombstones were dropped, the log start moved, partitions were added, the topic was created again, or its keys
-    are merged across partitions.
+    went: tombstones were dropped, the log start moved, partitions were added, the topic was created again, its keys
+    are merged across partitions, or it goes by another order than that of offsets.
     """
     from delta.tables import DeltaTable
 
@@ -138,6 +147,7 @@ def _continues(plan: RestorePlan, known: dict[str, Any]) -> bool:
     """Whether what is newer than `known` is all that changed."""
     return (
         plan.by_partition
+        and plan.order.by_offset
         and known.get("topic_id") == plan.topic_id
         and known.get("log_start_offsets") == list(plan.log_start_offsets)
         and known.get("dropped_tombstones") == list(plan.dropped_tombstones)

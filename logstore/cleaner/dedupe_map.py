@@ -23,12 +23,13 @@ from crc32c import crc32c
 
 from logstore.errors import CorruptBatch, CorruptState, InvalidConfig
 from logstore.files import FileSystem
+from logstore.limits import INT64_MAX
 from logstore.records import slots
 from logstore.records.codes import EXPLAINED, FULL, OK
 from logstore.records.marks import ORDER_OFFSET, Marks
 from logstore.records.native import address_of, kernels
 from logstore.records.offset_map import new_secret
-from logstore.records.survivors import Survivors
+from logstore.records.survivors import SURVIVOR_BYTES_MAX, Survivors
 from logstore.records.table import BASE_OFFSET, COUNT, POSITION, SKIP, BatchTable
 
 _SCRATCH_BYTES = 64 * 48 + 128
@@ -184,17 +185,19 @@ class DedupeMap:
         last: int,
         *,
         min_offset: int,
+        max_offset: int = INT64_MAX,
         only_known: bool = False,
         file: str | None = None,
         base_position: int = 0,
     ) -> Put:
-        """Take the keys of opened batches [first, last) from `min_offset` on. Raises CorruptBatch.
+        """Take the keys of opened batches [first, last), of offsets [min_offset, max_offset). Raises CorruptBatch.
 
         With `only_known` no key is added: records of older segments compete with those in the map.
         """
         block = self._block
         block[slots.K_ONLY_KNOWN] = only_known
         block[slots.K_MIN_OFFSET] = min_offset
+        block[slots.K_MAX_OFFSET] = max_offset
         block[slots.K_LAST_OFFSET] = -1
         while True:
             code = kernels().index_keys(address_of(table), first, last, address_of(block))
@@ -297,9 +300,9 @@ class DedupeMap:
             offset=int(blamed[BASE_OFFSET]),
         )
 
-    def survivors(self, first_offset: int, end_offset: int) -> Survivors | None:
+    def survivors(self, first_offset: int, end_offset: int, *, bytes_max: int = SURVIVOR_BYTES_MAX) -> Survivors | None:
         """Where the last records of keys lie in [first_offset, end_offset), all of which was put in."""
-        return Survivors.of(self._memory, self.settings.entry_bytes, first_offset, end_offset)
+        return Survivors.of(self._memory, self.settings.entry_bytes, first_offset, end_offset, bytes_max=bytes_max)
 
     # --- files ------------------------------------------------------------------------------------------------------
 

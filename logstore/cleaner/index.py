@@ -201,7 +201,8 @@ def index_range(
                 read_bytes += size
                 table = chunk.table
                 table[:, SKIP] = 0
-                _skip_aborted(chunk, table, transactions, decoder)
+                if work.has_transactions:
+                    _skip_aborted(chunk, table, transactions, decoder)
                 for first_row, last_row in decoder.opened(
                     chunk.data, table, file=chunk.file, base_position=chunk.position
                 ):
@@ -255,7 +256,8 @@ def weigh_older(
                 progress("index", len(chunk.data))
                 table = chunk.table
                 table[:, SKIP] = table[:, LAST_OFFSET] >= work.first_dirty_offset
-                _skip_aborted(chunk, table, transactions, decoder)
+                if work.has_transactions:
+                    _skip_aborted(chunk, table, transactions, decoder)
                 for first, last in decoder.opened(chunk.data, table, file=chunk.file, base_position=chunk.position):
                     offset_map.put(
                         table,

@@ -19,11 +19,13 @@ from logstore.partition.state import PartitionState
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.offset_map import SLOT_BYTES, OffsetMap, new_secret
+from logstore.records.survivors import Survivors
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAGIC, SKIP
 from logstore.segment.segment import LogSegment
 
 DEFAULT_MEMORY_BYTES = 512 << 20
 _SLOTS_MIN = 1 << 16
+_NO_KEYS = 2
 _LOAD_FACTOR = 0.75
 _LOOKS_MAX = 50
 _LOOK_AGAIN_S = 0.02
@@ -42,8 +44,11 @@ def latest_records(
     headers: bool = False,
     limits: Limits,
     held: Callable[[PartitionState, LogView], None] = lambda state, view: None,
+    winners: Callable[[LogView, int, int], Survivors] | None = None,
 ) -> Iterator[DecodedColumns]:
     """The last record of each key among offsets [start, end), in offset order; deleted keys only with `tombstones`.
+
+    Where another than the last counts, `winners` tells the offsets of those that do.
 
     Where the keys are taken in buckets, the order holds within each. `held` is told the state and view that are read,
     once nothing can change them any more, and may raise.
@@ -53,6 +58,10 @@ def latest_records(
     view, low, high = _pinned(reader, start, end, committed, held)
     if low >= high:
         return
+    if winners is not None:
+        chosen = winners(view, low, high)
+        yield from _deliver(view, low, high, OffsetMap(_NO_KEYS), chosen, tombstones, committed, headers, limits)
+        return
     buckets = [(0, 1)]
     while buckets:
         bucket, of = buckets.pop()
@@ -60,7 +69,9 @@ def latest_records(
         if filled is None:  # the halves of a bucket are buckets of twice as many
             buckets += [(2 * bucket + 1, 2 * of), (2 * bucket, 2 * of)]
             continue
-        yield from _deliver(view, low, high, filled, tombstones, committed, headers, limits)
+        if filled.used:
+            last = filled.survivors(low, high)
+            yield from _deliver(view, low, high, filled, last, tombstones, committed, headers, limits)
 
 
 def _pinned(
@@ -154,15 +165,14 @@ def _deliver(
     low: int,
     high: int,
     offset_map: OffsetMap,
+    survivors: Survivors | None,
     tombstones: bool,
     committed: bool,
     headers: bool,
     limits: Limits,
 ) -> Iterator[DecodedColumns]:
-    if not offset_map.used:
-        return
+    """The records that `survivors` name, or the map where there are none."""
     decoder = Decoder(limits=limits, headers=headers)
-    survivors = offset_map.survivors(low, high)
     for chunk in read_chunks(view, low, high, limits=limits, committed=committed, verify_crc=False):
         if survivors is not None:
             table = chunk.table

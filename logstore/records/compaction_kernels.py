@@ -269,12 +269,14 @@ def _put_held(block, held, count, used):
 
 @njit(nogil=True, error_model="numpy")
 def index_keys(table, first, last, block):
-    """Put the keys of batches [first, last) into the map, from K_MIN_OFFSET on; batches marked SKIP are passed over.
+    """Put the keys of batches [first, last) into the map, of offsets from K_MIN_OFFSET up to K_MAX_OFFSET; batches
+    marked SKIP are passed over.
 
     OK, BAD_RECORD with the batch in K_BATCH, or FULL: the record at K_STOP_OFFSET was not taken, K_LAST_OFFSET was the
     last that was. K_KEYLESS and K_RECORDS count what was seen. With K_ONLY_KNOWN no key is added.
     """
     min_offset = _slot(block, K_MIN_OFFSET)
+    max_offset = _slot(block, K_MAX_OFFSET)
     map_address = _slot(block, K_MAP)
     map_slots = _slot(block, K_MAP_SLOTS)
     slot_bytes = _slot(block, K_SLOT_BYTES)
@@ -314,7 +316,7 @@ def index_keys(table, first, last, block):
                     break
                 previous = delta
                 offset = base_offset + delta
-                if offset < min_offset:
+                if offset < min_offset or offset >= max_offset:
                     continue
                 records += 1
                 if key_length < 0:

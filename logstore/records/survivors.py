@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from logstore.records.native import address_of, kernels
 
-_BYTES_MAX = 32 << 20
+#: beyond this the bits take more memory than they are worth, unless they are needed
+SURVIVOR_BYTES_MAX = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,19 @@ class Survivors:
     bits: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, memory: npt.NDArray[np.uint8], slot_bytes: int, first_offset: int, end_offset: int) -> Survivors | None:
+    def of(
+        cls,
+        memory: npt.NDArray[np.uint8],
+        slot_bytes: int,
+        first_offset: int,
+        end_offset: int,
+        *,
+        bytes_max: int = SURVIVOR_BYTES_MAX,
+    ) -> Survivors | None:
         """Those of a map, in whose slots 16 bytes of hash come before offset + 1; None where they would take more
-        memory than they are worth.
+        memory than `bytes_max`.
         """
-        if not 0 < end_offset - first_offset <= 8 * _BYTES_MAX:
+        if not 0 < end_offset - first_offset <= 8 * bytes_max:
             return None
         bits = np.zeros((end_offset - first_offset + 7) // 8 + 1, dtype=np.uint8)
         slots = len(memory) // slot_bytes

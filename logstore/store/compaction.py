@@ -28,6 +28,7 @@ from logstore.cleaner.eligibility import (
 )
 from logstore.cleaner.filter import LastRecord
 from logstore.cleaner.grouping import group_segments
+from logstore.cleaner.versions import Order
 from logstore.cleaner.work import Cleaned, CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
@@ -38,7 +39,6 @@ from logstore.partition.state import PartitionState, SegmentEntry, read_state
 from logstore.partition.swap import finish_swap
 from logstore.records.compression import codec_by_name
 from logstore.records.header import read_header
-from logstore.records.marks import ORDER_HEADER, ORDER_OFFSET, ORDER_TIMESTAMP
 from logstore.segment.names import FileKind, file_name
 from logstore.store.locks import FileLock
 from logstore.store.registry import Topic
@@ -49,7 +49,6 @@ KIND = "compaction"
 RUNNING, DONE, FAILED, SKIPPED, ABANDONED = "running", "done", "failed", "skipped", "abandoned"
 _RETRY_MS_MAX = 86_400_000
 _OWNER_FILE = "owner"
-_ORDERS = {"offset": ORDER_OFFSET, "timestamp": ORDER_TIMESTAMP, "header": ORDER_HEADER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +337,7 @@ def _work(
     budget: Budget,
     producers: Mapping[int, LastRecord],
 ) -> PassWork:
-    order = _ORDERS[config.duramen_compaction_order]
+    order = Order.of(config)
     recompress = config.duramen_compaction_recompress_type
     codec_id = None
     if recompress != "producer":
@@ -355,8 +354,8 @@ def _work(
             budget.map_bytes,
             budget.load_factor,
             budget.algorithm,
-            order=order,
-            header=config.duramen_compaction_version_header.encode() if order == ORDER_HEADER else b"",
+            order=order.kind,
+            header=order.header.encode(),
         ),
         producers=producers,
         options=CleaningOptions(

@@ -1,18 +1,21 @@
 """Restoring state: which offsets a moment means, whether it can still be had exactly, and reading it without Spark.
 
 The state of a topic at a moment is the latest value of every key among the committed records below the moment's
-offsets; a tombstone removes its key. Where a key lives in one partition only, partitions are restored alone; else they
-are merged. A plan is made once and read later: what compaction does to it in between is noticed when it is read.
+offsets, by the order that compaction goes by, too; a tombstone removes its key. Where a key lives in one partition
+only, partitions are restored alone; else they are merged. A plan is made once and read later: what compaction does to
+it in between is noticed when it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from logstore.cleaner.versions import Order, winners
 from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, UnknownTopic
+from logstore.limits import INT64_MIN
 from logstore.partition.latest import DEFAULT_MEMORY_BYTES, latest_records
 from logstore.partition.reading import LogView
 from logstore.partition.state import PartitionState
@@ -32,7 +35,7 @@ RESTORED = pa.schema(
     ]
 )
 
-_OLDEST = (-(1 << 63), -1, -1)
+_OLDEST = (INT64_MIN - 1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class RestorePlan:
     #: only what is newer than an earlier restore
     is_increment: bool = False
     allow_thinned: bool = False
+    #: whose record of a key is the latest
+    order: Order = field(default_factory=Order)
 
     @property
     def partitions(self) -> int:
@@ -66,6 +71,8 @@ class RestorePlan:
             if self.by_partition
             else "merged across partitions (slower): rows were not all placed by key with this number of partitions"
         )
+        if not self.order.by_offset:
+            way += f"; of a key's records the one with {self.order} counts"
         return f"restore {self.topic}: at most {self.offsets} records of {self.partitions} partitions, {way}"
 
 
@@ -86,6 +93,12 @@ def plan_restore(
     if as_of_offsets is not None and as_of_timestamp_ms is not None:
         raise InvalidConfig("as_of_offsets and as_of_timestamp_ms exclude each other")
     topic = store.topic(name)
+    order = Order.of(store.log_config(topic))
+    if since_offsets is not None and not order.by_offset:
+        raise InvalidConfig(
+            f"since_offsets would miss what counts in topic {name}: {order} does, which may be an older record",
+            hint="Restore everything, without since_offsets",
+        )
     latest = store.ends(topic).last_stable_offsets
     ends = list(latest)
     if as_of_offsets is not None:
@@ -123,6 +136,7 @@ def plan_restore(
         log_starts,
         since_offsets is not None,
         allow_thinned,
+        order,
     )
 
 
@@ -208,6 +222,9 @@ def restore_partition(
         headers=headers,
         limits=store.limits,
         held=check,
+        winners=None
+        if plan.order.by_offset
+        else lambda view, low, high: winners(view, low, high, plan.order, committed=True, limits=store.limits),
     )
 
 
@@ -253,26 +270,41 @@ def restore(
             batch = restored_batch(columns, number)
             keys = batch.column("key").to_pylist()
             own = [
-                newest[key][1:] == (number, offset) for key, offset in zip(keys, columns.offsets.tolist(), strict=True)
+                newest[key][2:] == (number, offset) for key, offset in zip(keys, columns.offsets.tolist(), strict=True)
             ]
             if any(own):
                 yield batch.filter(pa.array(own))
         progress(plan.end_offsets[number] - plan.start_offsets[number])
 
 
-def _newest(store: LogStore, plan: RestorePlan, memory_bytes: int) -> dict[bytes, tuple[int, int, int]]:
-    """Timestamp, partition and offset of each key's newest record, tombstones included.
+def _newest(store: LogStore, plan: RestorePlan, memory_bytes: int) -> dict[bytes, tuple[int, ...]]:
+    """Version, timestamp, partition and offset of each key's newest record, tombstones included.
 
-    Offsets of different partitions say nothing about order, so the timestamp decides; a tie goes to the higher
-    partition, here as everywhere.
+    Offsets of different partitions say nothing about order, so where versions do not decide the timestamp does; a tie
+    goes to the higher partition, here as everywhere.
     """
-    newest: dict[bytes, tuple[int, int, int]] = {}
+    newest: dict[bytes, tuple[int, ...]] = {}
     for number in range(plan.partitions):
-        for columns in restore_partition(store, plan, number, tombstones=True, memory_bytes=memory_bytes):
+        for columns in restore_partition(
+            store, plan, number, tombstones=True, memory_bytes=memory_bytes, headers=plan.order.needs_headers
+        ):
             keys = restored_batch(columns, number).column("key").to_pylist()
             times, offsets = columns.timestamps_ms.tolist(), columns.offsets.tolist()
-            for key, timestamp_ms, offset in zip(keys, times, offsets, strict=True):
-                found = (timestamp_ms, number, offset)
-                if found > newest.get(key, _OLDEST):
-                    newest[key] = found
+            for key, *found in zip(keys, versions_of(columns, plan.order), times, offsets, strict=True):
+                version, timestamp_ms, offset = found
+                place = (version, timestamp_ms, number, offset)
+                if place > newest.get(key, _OLDEST):
+                    newest[key] = place
     return newest
+
+
+def versions_of(columns: DecodedColumns, order: Order) -> list[int]:
+    """What decides between records of a key in several partitions, before their timestamps do."""
+    times = columns.timestamps_ms.tolist()
+    if not order.needs_headers:
+        return [order.version(timestamp_ms, ()) for timestamp_ms in times]
+    headers = to_arrow(columns).column("headers").to_pylist()
+    return [
+        order.version(timestamp_ms, ((header["key"], header["value"]) for header in found))
+        for timestamp_ms, found in zip(times, headers, strict=True)
+    ]

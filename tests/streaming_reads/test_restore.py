@@ -112,6 +112,36 @@ def test_keys_in_several_partitions_are_merged(spark: SparkSession, store: LogSt
     assert_state(spark, found, {"a": "new", "c": "y"})
 
 
+@pytest.mark.parametrize("placed", [False, True], ids=["by key", "keys in several partitions"])
+def test_where_versions_decide_a_late_record_does_not_count(
+    spark: SparkSession, store: LogStore, path: str, append: Any, tmp_path: Path, placed: bool
+) -> None:
+    configs = {"duramen.compaction.order": "header", "duramen.compaction.version.header": "v"}
+    store.create_topic("versions", partitions=2, configs=configs)
+    table = str(tmp_path / "table")
+
+    def send(*rows: tuple[bytes, bytes | None, int, int]) -> None:
+        records = [
+            Record(key, value, BASE_MS - version, (("v", version.to_bytes(8, "big")),))
+            for key, value, version, _ in rows
+        ]
+        append("versions", records, [number for *_, number in rows] if placed else None)
+
+    def check(expected: dict[str, str]) -> None:
+        found = restore_state(spark, store=path, topic="versions")
+        assert found.plan.by_partition != placed
+        assert "the highest version in the header 'v'" in found.plan.explain()
+        assert found.columns == ["key", "value", "partition", "offset", "timestamp"]
+        assert_state(spark, found, expected)
+        restore_into_delta(spark, store=path, topic="versions", path=table)
+        assert_state(spark, spark.read.format("delta").load(table), expected)
+
+    send((b"a", b"3", 3, 0), (b"a", b"1", 1, 1), (b"b", b"2", 2, 1), (b"b", None, 5, 0), (b"c", b"1", 1, 0))
+    check({"a": "3", "c": "1"})
+    send((b"a", b"2", 2, 1), (b"b", b"4", 4, 1), (b"c", b"7", 7, 1))
+    check({"a": "3", "c": "7"})
+
+
 def test_a_delta_table_follows_by_increments_and_is_written_anew_when_they_do_not_tell_all(
     spark: SparkSession, accounts: LogStore, path: str, append: Any, tmp_path: Path
 ) -> None:
