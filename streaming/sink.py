@@ -33,7 +33,7 @@ from streaming.dead_letters import DeadLetters
 from streaming.flusher import flush_later
 from streaming.progress import BATCHES_MAX, OBSERVED, BatchProgress, batch_progress
 from streaming.tasks import REPORT_SCHEMA, EncodeJob, apply_plans, encode_rows, read_report, staged_file
-from streaming.transfer import WideRows, not_adding_up, width_of
+from streaming.transfer import ROWS_WORTHWHILE, WideRows, not_adding_up, width_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -107,6 +107,8 @@ class LogSink:
         self.flush_ms = flush_ms
         self._mark: str | None = None
         self._has_wide_rows = False
+        #: of the batch before
+        self._rows: int | None = None
         #: the last micro-batch's receipt
         self.last: Committed | None = None
         #: commit and append of the batch before: a ledger row is written before its own are known
@@ -208,11 +210,15 @@ class LogSink:
             letters,
             self.create_topics is not None,
         )
-        width = None if self._has_wide_rows else width_of(rows)
+        is_small = self._rows is not None and self._rows < ROWS_WORTHWHILE
+        width = None if is_small or self._has_wide_rows else width_of(rows)
         if width is None:
-            return _run(rows, job)
-        with not_adding_up(df.sparkSession, width):
-            return _run(width.clipped(rows), replace(job, width=width))
+            files = _run(rows, job)
+        else:
+            with not_adding_up(df.sparkSession, width):
+                files = _run(width.clipped(rows), replace(job, width=width))
+        self._rows = sum(file.records for file in files)
+        return files
 
     def _targets(self, committer: Committer, df: DataFrame) -> dict[str, TopicTarget]:
         """The topics rows may go to: the one named, or any of the store when the rows name theirs."""

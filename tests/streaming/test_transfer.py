@@ -58,6 +58,11 @@ def test_narrow_rows_travel_without_adding_up(
     assert by_key(read_all, store) == rows
     assert runs == [(NO_LIMIT, "8192")]
     assert limits(spark) == before
+    sink(spark.createDataFrame([("later", "v")], "key string, value string"), 1)
+    assert runs[1:] == [before]  # so few rows are not worth it
+    sink._rows = 1_000_000
+    sink(spark.createDataFrame([("last", "v")], "key string, value string"), 2)
+    assert runs[2:] == [(NO_LIMIT, "8192")]
 
 
 @pytest.mark.parametrize("kind", ["binary", "string"])
@@ -75,6 +80,7 @@ def test_wide_rows_arrive_whole(
     assert runs == [(NO_LIMIT, "8192"), before]
     flush_now()
     assert os.listdir(store.layout.staging) == []  # nothing is left of the first try
+    sink._rows = 1_000_000
     sink(spark.createDataFrame([("later", "v")], "key string, value string"), 1)
     assert runs[2:] == [before]  # once is enough to know
     assert limits(spark) == before
