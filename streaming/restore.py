@@ -86,7 +86,7 @@ def _restore_task(store: str, plan: RestorePlan, tombstones: bool) -> Callable[[
                     for columns in restore_partition(opened, plan, number, tombstones=tombstones, headers=headers):
                         rows = restored_batch(columns, number)
                         if not plan.by_partition:
-                            rows = rows.append_column("version", pa.array(versions_of(columns, plan.order), pa.int64()))
+                            rows = rows.append_column("version", pa.array(versions_of(columns, plan.order)))
                         yield rows
 
     return run

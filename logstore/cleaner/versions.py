@@ -7,7 +7,7 @@ it is filled from a range of a log as a reader sees it. All keys of the range ar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.config import LogConfig
@@ -58,11 +58,9 @@ class Order:
 
 def winners(view: LogView, low: int, high: int, order: Order, *, committed: bool, limits: Limits) -> Survivors:
     """The offsets among [low, high) whose records count. Raises CorruptBatch."""
-    entry_bytes = MapSettings(order=order.kind).entry_bytes
-    settings = MapSettings(
-        buffer_bytes=2 * entry_bytes * (high - low + 1), order=order.kind, header=order.header.encode()
-    )
-    offset_map = DedupeMap(settings, records=high - low)
+    settings = MapSettings(order=order.kind, header=order.header.encode())
+    whole = replace(settings, buffer_bytes=settings.buffer_for(high - low + 1))  # more than there can be keys
+    offset_map = DedupeMap(whole, records=high - low)
     decoder = Decoder(limits=limits, headers=False)
     for chunk in read_chunks(view, low, high, limits=limits, committed=committed):
         for first, last in decoder.opened(chunk.data, chunk.table, file=chunk.file, base_position=chunk.position):

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.cleaner.versions import Order, winners
@@ -290,21 +292,18 @@ def _newest(store: LogStore, plan: RestorePlan, memory_bytes: int) -> dict[bytes
         ):
             keys = restored_batch(columns, number).column("key").to_pylist()
             times, offsets = columns.timestamps_ms.tolist(), columns.offsets.tolist()
-            for key, *found in zip(keys, versions_of(columns, plan.order), times, offsets, strict=True):
-                version, timestamp_ms, offset = found
+            versions = versions_of(columns, plan.order).tolist()
+            for key, version, timestamp_ms, offset in zip(keys, versions, times, offsets, strict=True):
                 place = (version, timestamp_ms, number, offset)
                 if place > newest.get(key, _OLDEST):
                     newest[key] = place
     return newest
 
 
-def versions_of(columns: DecodedColumns, order: Order) -> list[int]:
-    """What decides between records of a key in several partitions, before their timestamps do."""
-    times = columns.timestamps_ms.tolist()
-    if not order.needs_headers:
-        return [order.version(timestamp_ms, ()) for timestamp_ms in times]
-    headers = to_arrow(columns).column("headers").to_pylist()
-    return [
-        order.version(timestamp_ms, ((header["key"], header["value"]) for header in found))
-        for timestamp_ms, found in zip(times, headers, strict=True)
-    ]
+def versions_of(columns: DecodedColumns, order: Order) -> npt.NDArray[np.int64]:
+    """What decides between records of a key in several partitions before their timestamps, which come next."""
+    versions = np.zeros(len(columns), dtype=np.int64)
+    if order.needs_headers:
+        for row, record in enumerate(columns.records()):
+            versions[row] = order.version(record.timestamp_ms, record.headers)
+    return versions
