@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass, field, replace
 
 from logstore.cleaner.cleaner import wanted_buffer
-from logstore.cleaner.filter import Counts, Filter, FilterSettings
+from logstore.cleaner.filter import Counts, Filter, FilterSettings, Workshop
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import aborted_between, build_map, open_source
 from logstore.cleaner.transactions import Transactions
@@ -89,7 +89,7 @@ def _measure(store: LogStore, work: PassWork) -> Estimate:
     offset_map, indexed = build_map(store.fs, work)
     transactions = Transactions()
     rules = Filter(
-        offset_map,
+        Workshop(offset_map, limits=work.limits),
         FilterSettings(
             now_ms=work.now_ms,
             delete_retention_ms=work.delete_retention_ms,
@@ -99,7 +99,6 @@ def _measure(store: LogStore, work: PassWork) -> Estimate:
             expired_before_ms=work.expired_before_ms,
         ),
         transactions,
-        limits=work.limits,
     )
     before = after = 0
     for source in work.segments:

@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
@@ -21,7 +21,7 @@ from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.cleaner.filter import TOMBSTONE, LastRecord
 from logstore.cleaner.grouping import SourceSegment, group_segments
 from logstore.cleaner.index import Progress, build_map, no_progress
-from logstore.cleaner.rewrite import GroupWriter, Written
+from logstore.cleaner.rewrite import GroupWriter, OpenGroup
 from logstore.cleaner.throttle import Throttle
 from logstore.cleaner.work import Cleaned, CleaningOptions, Indexed, PassReport, PassWork
 from logstore.config import LogConfig
@@ -59,7 +59,7 @@ class LocalEngine:
         """
         self._fs = fs
         self._groups_at_once = min(groups_at_once or threads, threads + 1)
-        self._threads = min(threads, self._groups_at_once)
+        self._threads = threads
         self._progress = progress
         self._map: DedupeMap | None = None
         self._throttle = Throttle(float("inf"))
@@ -90,24 +90,40 @@ class LocalEngine:
             throttle=self._throttle,
             progress=self._progress,
             indexed_here=True,
+            threads=self._threads,
         )
-        if self._groups_at_once == 1:
+        if self._groups_at_once == 1 and self._threads == 1:
             yield from map(writer.clean, groups)
             return
-        # What a transaction left in one group matters in the next.
+        # What a transaction left in one piece matters in the next.
         with ThreadPoolExecutor(1 if work.has_transactions else self._threads) as pool:
-            waiting: deque[Future[Written]] = deque()
+            waiting: deque[tuple[OpenGroup, list[Future[None]]]] = deque()
             try:
-                for group in groups:
+                for sources in groups:
                     if len(waiting) == self._groups_at_once:
-                        yield writer.finish(waiting.popleft().result())
-                    waiting.append(pool.submit(writer.write, group))
+                        yield self._finished(writer, waiting)
+                    group = writer.begin(sources)
+                    # Begun in order, so that a piece never waits for one that is not in work.
+                    pieces = [pool.submit(writer.rewrite, group, number) for number in range(len(group.pieces))]
+                    waiting.append((group, pieces))
                 while waiting:
-                    yield writer.finish(waiting.popleft().result())
+                    yield self._finished(writer, waiting)
             finally:
-                for future in waiting:
-                    if not future.cancel() and future.exception() is None:
-                        writer.discard(future.result())
+                for _, pieces in waiting:
+                    for piece in pieces:
+                        piece.cancel()
+                for group, pieces in waiting:
+                    wait(pieces)
+                    writer.discard(group)
+
+    def _finished(self, writer: GroupWriter, waiting: deque[tuple[OpenGroup, list[Future[None]]]]) -> Cleaned:
+        """The first one; it still waits when this raises what made one of its pieces fail."""
+        group, pieces = waiting[0]
+        errors = [error for piece in pieces if (error := piece.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, CancelledError)), errors[0])
+        waiting.popleft()
+        return writer.finish(group)
 
 
 def plan_pass(

@@ -1,7 +1,7 @@
 """The filter of compaction: which batches and records of a chunk stay, and the chunk as it is written then.
 
 The rules are Kafka's, in its order: transactions, then batches, then records, then the form of what is written.
-Batches are judged in columns; only transactional and control batches are looked at one by one.
+Batches are judged by kernels; only transactional and control batches are looked at one by one here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from logstore.cleaner.dedupe_map import DedupeMap
+from logstore.cleaner.dedupe_map import DedupeMap, Judged
 from logstore.cleaner.transactions import Transactions
 from logstore.errors import CorruptBatch
 from logstore.limits import INT32_MAX, INT64_MAX, Limits
@@ -23,16 +23,14 @@ from logstore.records.decoder import Decoder
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import (
     DELETE,
-    EMPTY,
     MARK_ACTION,
     MARK_CODEC,
     MARK_HORIZON,
     MARK_JOIN,
     MARK_KEPT,
-    MARK_NULLED,
-    MARK_TOMBSTONES,
+    MARK_MAY_GO,
+    MARK_STAYS,
     REBUILD,
-    VERBATIM,
     Marks,
     new_marks,
 )
@@ -42,12 +40,10 @@ from logstore.records.survivors import Survivors
 from logstore.records.table import (
     ATTRIBUTES,
     BASE_OFFSET,
-    BASE_TIMESTAMP,
     CODEC_MASK,
     CONTROL_BIT,
     COUNT,
     CRC,
-    DELETE_HORIZON_BIT,
     HEADER_BYTES,
     LAST_OFFSET,
     LEADER_EPOCH,
@@ -65,8 +61,6 @@ from logstore.records.table import (
 )
 from logstore.segment.batches import Chunk
 from logstore.segment.txn_index import AbortedTransaction
-
-_RECORD_GROWTH = 16  # a record written anew: its deltas and length may take that many bytes more
 
 #: why records go; the names stand in receipts and metrics
 SUPERSEDED = "superseded"
@@ -142,17 +136,24 @@ class Filtered:
     keep: npt.NDArray[np.uint8]
 
 
-class Filter:
-    """For the chunks of one log, in order. Not for several threads at once."""
+class Workshop:
+    """What filters need and can use one after the other: memory, above all. Not for several threads at once."""
 
-    def __init__(
-        self, offset_map: DedupeMap, settings: FilterSettings, transactions: Transactions, *, limits: Limits
-    ) -> None:
-        self._map = offset_map
+    def __init__(self, offset_map: DedupeMap, *, limits: Limits) -> None:
+        self.offset_map = offset_map
+        self.decoder = Decoder(limits=limits, headers=False, control=True)
+        self.memory = Memory(blocks=4)
+
+
+class Filter:
+    """For chunks of one log, in order where it has transactions. Not for several threads at once."""
+
+    def __init__(self, shop: Workshop, settings: FilterSettings, transactions: Transactions) -> None:
+        self._map = shop.offset_map
         self._settings = settings
         self._transactions = transactions
-        self._decoder = Decoder(limits=limits, headers=False, control=True)
-        self._memory = Memory(blocks=3)
+        self._decoder = shop.decoder
+        self._memory = shop.memory
         self.counts = Counts()
         #: index entries of markers that stay, since they were last taken
         self.aborted: list[AbortedTransaction] = []
@@ -163,8 +164,9 @@ class Filter:
         """The chunk in parts whose payloads are at hand, each judged. Raises CorruptBatch, DecompressionLimit."""
         table = chunk.table
         marks = new_marks(len(table))
-        table[:, SKIP] = 0
-        retain_empty, discard = self._judge_batches(chunk, table, marks)
+        block = self._block(marks)
+        self._mark_apart(chunk, table, marks)
+        kernels().judge_batches(address_of(table), len(table), address_of(block))
         settings = self._settings
         first = 0
         while first < len(table):
@@ -182,92 +184,51 @@ class Filter:
                 file=chunk.file,
                 base_position=chunk.position,
             )
-            part = slice(first, last)
-            self._choose_actions(table[part], marks[part], retain_empty[part], discard[part])
+            kernels().choose_actions(address_of(table), first, last, address_of(block))
+            changed = bool(block[slots.B_CHANGED])
             if settings.merge_bytes:
-                self._join(table[part], marks[part])
-            for reason, count in (
-                (SUPERSEDED, judged.superseded),
-                (KEYLESS, judged.keyless),
-                (TOMBSTONE, judged.tombstones),
-                (EXPIRED, judged.nulled),
-            ):
-                self.counts.remove(reason, count)
-            self._count(table[part], marks[part])
+                changed |= self._join(table[first:last], marks[first:last])
+            self._count(judged, block)
             begin = chunk.position + int(table[first, POSITION])
             end = chunk.position + int(table[last - 1, POSITION] + table[last - 1, SIZE])
-            changed = bool((marks[part, MARK_ACTION] != VERBATIM).any())
             yield Filtered(begin, end, changed, marks, table, first, last, keep)
             first = last
 
-    def _judge_batches(
-        self, chunk: Chunk, table: BatchTable, marks: Marks
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Marks what is decided without looking at records; which batches must stay even empty, which may go."""
+    def _block(self, marks: Marks) -> npt.NDArray[np.int64]:
         settings = self._settings
-        attributes = table[:, ATTRIBUTES]
-        v2 = table[:, MAGIC] == 2
-        retain_empty = table[:, LAST_OFFSET] + 1 == settings.first_uncleanable_offset
-        control = v2 & ((attributes & CONTROL_BIT) != 0)
-        discard, entries = self._transactions.read(chunk, table, self._decoder)
-        self.aborted += entries
-        if settings.last_records:
-            for row in np.nonzero(table[:, PRODUCER_ID] >= 0)[0].tolist():
-                retain_empty[row] |= self._is_last_of_producer(table[row], bool(control[row]))
-        passed = ((attributes & DELETE_HORIZON_BIT) != 0) & (table[:, BASE_TIMESTAMP] <= settings.now_ms)
-        drop = discard & (~control | passed)
-        superseded = np.zeros(len(table), dtype=bool)
+        block = np.zeros(slots.B_SLOTS, dtype=np.int64)
+        block[slots.B_MARKS] = address_of(marks)
+        block[slots.B_FIRST_UNCLEANABLE] = settings.first_uncleanable_offset
+        block[slots.B_NOW_MS] = settings.now_ms
+        block[slots.B_DELETE_RETENTION_MS] = settings.delete_retention_ms
+        block[slots.B_CODEC] = -1 if settings.codec_id is None else settings.codec_id
         if settings.survivors is not None:
-            superseded = (
-                v2 & ~control & ~drop & settings.survivors.none_in(table[:, BASE_OFFSET], table[:, LAST_OFFSET])
-            )
-            self.counts.remove(SUPERSEDED, int(table[superseded, COUNT].sum()))
-        table[:, SKIP] = drop | control | superseded | (v2 & (table[:, COUNT] == 0))
-        marks[:, MARK_KEPT] = np.where(control & ~drop, table[:, COUNT], 0)
-        marks[:, MARK_CODEC] = attributes & CODEC_MASK  # opening a legacy set leaves none in the table
-        self.counts.remove(ABORTED, int(table[drop & ~control, COUNT].sum()))
-        self.counts.remove(MARKER, int(table[drop & control, COUNT].sum()))
-        return retain_empty, discard
+            block[slots.B_SURVIVORS] = address_of(settings.survivors.bits)
+            block[slots.B_SURVIVORS_FIRST] = settings.survivors.first_offset
+            block[slots.B_SURVIVORS_END] = settings.survivors.end_offset
+        block[slots.B_NEXT_HORIZON] = INT64_MAX
+        return block
 
-    def _is_last_of_producer(self, batch: npt.NDArray[np.int64], control: bool) -> bool:
+    def _mark_apart(self, chunk: Chunk, table: BatchTable, marks: Marks) -> None:
+        """Mark what transactions and producers decide, batch by batch."""
+        may_go, entries = self._transactions.read(chunk, table, self._decoder)
+        self.aborted += entries
+        marks[:, MARK_MAY_GO] = may_go
+        if self._settings.last_records:
+            for row in np.nonzero(table[:, PRODUCER_ID] >= 0)[0].tolist():
+                marks[row, MARK_STAYS] = self._is_last_of_producer(table[row])
+
+    def _is_last_of_producer(self, batch: npt.NDArray[np.int64]) -> bool:
         last = self._settings.last_records.get(int(batch[PRODUCER_ID]))
         if last is None:
             return False
         if last.last_data_offset is not None:
             return last.last_data_offset == int(batch[LAST_OFFSET])
+        control = batch[MAGIC] == 2 and int(batch[ATTRIBUTES]) & CONTROL_BIT != 0
         return control and last.producer_epoch == int(batch[PRODUCER_EPOCH])
 
-    def _choose_actions(
-        self, table: BatchTable, marks: Marks, retain_empty: npt.NDArray[np.bool_], discard: npt.NDArray[np.bool_]
-    ) -> None:
-        settings = self._settings
-        attributes = table[:, ATTRIBUTES]
-        v2 = table[:, MAGIC] == 2
-        kept = marks[:, MARK_KEPT] > 0
-        has_horizon = v2 & ((attributes & DELETE_HORIZON_BIT) != 0)
-        control = (attributes & CONTROL_BIT) != 0
-        sets_horizon = ~has_horizon & kept & ((marks[:, MARK_TOMBSTONES] > 0) | (control & discard))
-        whole = v2 & (marks[:, MARK_KEPT] == table[:, COUNT]) & (marks[:, MARK_NULLED] == 0)
-        codec = marks[:, MARK_CODEC].copy()
-        new_codec = codec if settings.codec_id is None else np.where(control, codec, settings.codec_id)
-        already_empty = (
-            v2
-            & (table[:, SIZE] == HEADER_BYTES)
-            & (table[:, BASE_TIMESTAMP] == -1)
-            & ((attributes & (CODEC_MASK | DELETE_HORIZON_BIT)) == 0)
-        )
-        action = np.where(whole & ~sets_horizon & (codec == new_codec), VERBATIM, REBUILD)
-        empty = np.where(retain_empty, np.where(already_empty, VERBATIM, EMPTY), DELETE)
-        marks[:, MARK_ACTION] = np.where(kept, action, empty)
-        marks[:, MARK_CODEC] = new_codec
-        marks[:, MARK_HORIZON] = np.where(
-            sets_horizon,
-            settings.now_ms + settings.delete_retention_ms,
-            np.where(has_horizon, table[:, BASE_TIMESTAMP], -1),
-        )
-
-    def _join(self, table: BatchTable, marks: Marks) -> None:
-        """Neighbours that nothing tells apart, and that were thinned, become one batch."""
+    def _join(self, table: BatchTable, marks: Marks) -> bool:
+        """Neighbours that nothing tells apart, and that were thinned, become one batch; whether any did."""
         joinable = (
             (table[:, MAGIC] == 2)
             & (table[:, PRODUCER_ID] < 0)
@@ -296,29 +257,30 @@ class Filter:
             else:
                 leader, size = (row, int(sizes[row])) if joinable[row] else (-1, 0)
             previous = row
+        return bool(marks[:, MARK_JOIN].any())
 
-    def _count(self, table: BatchTable, marks: Marks) -> None:
+    def _count(self, judged: Judged, block: npt.NDArray[np.int64]) -> None:
+        """What was counted in a part; the block starts anew."""
         counts = self.counts
-        data = (table[:, ATTRIBUTES] & CONTROL_BIT) == 0
-        counts.records_read += int(np.maximum(table[:, COUNT], 0)[data].sum())
-        counts.records += int(marks[data, MARK_KEPT].sum())
-        counts.tombstones += int(marks[data, MARK_TOMBSTONES].sum())
-        awaited = (marks[:, MARK_TOMBSTONES] > 0) | (~data & (marks[:, MARK_KEPT] > 0))
-        horizons = marks[awaited & (marks[:, MARK_HORIZON] >= 0), MARK_HORIZON]
-        if len(horizons):
-            counts.next_horizon_ms = min(counts.next_horizon_ms, int(horizons.min()))
+        counts.remove(SUPERSEDED, judged.superseded + int(block[slots.B_SUPERSEDED]))
+        counts.remove(KEYLESS, judged.keyless)
+        counts.remove(TOMBSTONE, judged.tombstones)
+        counts.remove(EXPIRED, judged.nulled)
+        counts.remove(ABORTED, int(block[slots.B_ABORTED]))
+        counts.remove(MARKER, int(block[slots.B_MARKERS]))
+        counts.records_read += int(block[slots.B_READ])
+        counts.records += int(block[slots.B_KEPT])
+        counts.tombstones += int(block[slots.B_TOMBSTONES])
+        counts.next_horizon_ms = min(counts.next_horizon_ms, int(block[slots.B_NEXT_HORIZON]))
+        block[slots.B_SUPERSEDED :] = 0
+        block[slots.B_NEXT_HORIZON] = INT64_MAX
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def written(self, chunk: Chunk, part: Filtered) -> EncodedBatches | None:
         """The part as batches to append; None when nothing of it stays. Valid until the next one."""
         marks, table, first, last = part.marks, part.table, part.first, part.last
-        rows = slice(first, last)
-        action = marks[rows, MARK_ACTION]
-        rebuilt = action == REBUILD
-        room = int(table[rows, SIZE][action == VERBATIM].sum()) + HEADER_BYTES * (last - first)
-        room += int(table[rows, PAYLOAD_SIZE][rebuilt].sum())
-        room += _RECORD_GROWTH * int(marks[rows, MARK_KEPT][rebuilt].sum())
+        room = kernels().rewrite_room(address_of(table), address_of(marks), first, last)
         out = self._memory.block(max(room, 1))
         made = new_table(last - first)
         block = np.zeros(slots.W_SLOTS, dtype=np.int64)

@@ -1,46 +1,129 @@
-"""Writing one group of segments anew, into a folder of the run; the log itself is not touched.
+"""Writing groups of segments anew, into a folder of the run; the log itself is not touched.
 
-A single segment in which nothing changes is not written at all. The output is complete and synced when this returns.
+A group is filtered in pieces, side by side, and what stays is appended in their order. A single segment in which
+nothing changes is not written at all. The output is complete and synced when a group is finished.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from logstore.cleaner.dedupe_map import DedupeMap
-from logstore.cleaner.filter import Counts, Filter, Filtered, FilterSettings
+from logstore.cleaner.filter import Counts, Filter, Filtered, FilterSettings, Workshop
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import Progress, aborted_between, no_progress, open_source
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
 from logstore.cleaner.transactions import Transactions
+from logstore.cleaner.turns import Turns
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
 from logstore.errors import OffsetOverflow
-from logstore.files import FileSystem
+from logstore.files import File, FileSystem
 from logstore.records.codes import OK
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import ORDER_OFFSET
+from logstore.records.memory import Memory
 from logstore.records.survivors import Survivors
-from logstore.segment.batches import Chunk
+from logstore.segment.batches import Chunk, read_batches
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
 
-_CHUNK_BYTES = 8 << 20  # verdicts are quick, so that what is done once a chunk counts
+_PIECE_BYTES = 8 << 20  # verdicts are quick, so that what is done once a piece counts
+_CHUNK_BYTES = 12 << 20  # a piece and what it is longer, since it ends with a batch
+_AHEAD = 2  # pieces that may lie there, done, while the one before them is not
+
+
+class Source:
+    """A segment of a group, open while its pieces are read."""
+
+    def __init__(
+        self, fs: FileSystem, path: str, segment: SourceSegment, *, keep_legacy_tombstones: bool, verify_crc: bool
+    ) -> None:
+        self.segment = segment
+        self.keep_legacy_tombstones = keep_legacy_tombstones
+        self.verify_crc = verify_crc
+        self._fs = fs
+        self._path = path
+        self._file: File | None = None
+        self._lock = threading.Lock()
+
+    def file(self) -> File:
+        with self._lock:
+            if self._file is None:
+                self._file = self._fs.open(self._path)
+            return self._file
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A group as it was filtered; what of it is to be written lies in an open segment that is not durable yet."""
+class Piece:
+    """Whole batches of a source."""
 
-    sources: tuple[SourceSegment, ...]
+    source: Source
+    position: int
+    end_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Neighbouring batches as they are to be written. Without `batches` they are either gone, or, not being changed,
+    to be copied if the group is written at all.
+    """
+
+    position: int
+    end_position: int
+    changed: bool
+    batches: EncodedBatches | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtered:
+    """What came of a piece."""
+
+    piece: Piece
+    parts: Sequence[_Part]
     counts: Counts
     aborted: Sequence[AbortedTransaction]
-    segment: LogSegment | None
     seconds: float
+
+
+class OpenGroup:
+    """A group on its way; `finish` or `discard` it. Its pieces may be rewritten by several threads, begun in order."""
+
+    def __init__(
+        self,
+        segments: tuple[SourceSegment, ...],
+        pieces: Sequence[Piece],
+        settings: FilterSettings,
+        turns: Turns[_Filtered],
+    ) -> None:
+        self.segments = segments
+        self.pieces = pieces
+        self.settings = settings
+        self.turns = turns
+        self.counts = Counts()
+        self.aborted: list[AbortedTransaction] = []
+        self.seconds = 0.0
+        #: what is to be written lies there, not durable yet
+        self.output: LogSegment | None = None
+
+    def close(self) -> None:
+        """No piece of it is in work any more."""
+        for piece in self.pieces:
+            piece.source.close()
+        if self.output is not None:
+            self.output.close(clean=False)
 
 
 class GroupWriter:
@@ -57,8 +140,12 @@ class GroupWriter:
         throttle: Throttle = UNTHROTTLED,
         progress: Progress = no_progress,
         indexed_here: bool = False,
+        threads: int = 1,
     ) -> None:
-        """With `indexed_here` this very process has just read all that was indexed, and checked it."""
+        """With `indexed_here` this very process has just read all that was indexed, and checked it. `threads` may
+        rewrite pieces of one group at once.
+        """
+        self._ahead = threads + _AHEAD
         self._fs = fs
         self._work = work
         self._indexed_here = indexed_here
@@ -68,6 +155,7 @@ class GroupWriter:
         self._throttle = throttle
         self._progress = progress
         self._transactions = Transactions()
+        self._idle: list[Workshop] = []
         self._legacy_horizon_ms = self._legacy_horizon()
         self._survivors: Survivors | None = None
         # Records without key are no key's last either, but are counted apart; and older records may win by version.
@@ -106,92 +194,171 @@ class GroupWriter:
 
     def clean(self, sources: tuple[SourceSegment, ...]) -> Cleaned:
         """Raises CorruptBatch, CorruptIndex, OSError; then nothing of the group is left in the folder."""
-        return self.finish(self.write(sources))
-
-    def write(self, sources: tuple[SourceSegment, ...]) -> Written:
-        """The work of a thread of its own; `finish` or `discard` what it gives. Raises as `clean`."""
-        began = time.monotonic()
-        work = self._work
-        rules = Filter(self._map.view(), self._settings(sources), self._transactions, limits=work.limits)
-        output = self._open(sources[0].base_offset) if len(sources) > 1 else None
+        group = self.begin(sources)
         try:
-            for source in sources:
-                segment = open_source(self._fs, work, source.base_offset)
-                try:
-                    for chunk, part in self._filtered(source, segment, rules):
-                        if output is None and part.changed:
-                            output = self._open(source.base_offset)
-                            self._copy(segment, part.position, output)
-                        if output is not None:
-                            self._append(output, rules.written(chunk, part))
-                finally:
-                    segment.close(clean=False)
+            for number in range(len(group.pieces)):
+                self.rewrite(group, number)
         except BaseException:
-            self._discard(sources, output)
+            self.discard(group)
             raise
-        return Written(sources, rules.counts, rules.aborted, output, time.monotonic() - began)
+        return self.finish(group)
 
-    def _filtered(self, source: SourceSegment, segment: LogSegment, rules: Filter) -> Iterator[tuple[Chunk, Filtered]]:
-        work = self._work
-        following = work.following(source)
-        self._transactions.add(aborted_between(self._fs, work, source.base_offset, following))
-        keep_legacy = self._mtime_ms(source) > self._legacy_horizon_ms
-        verify_crc = not self._is_checked(source.base_offset, following)
-        for chunk in segment.chunks(0, source.size_bytes, chunk_bytes=_CHUNK_BYTES, verify_crc=verify_crc):
+    def begin(self, segments: tuple[SourceSegment, ...]) -> OpenGroup:
+        """`rewrite` each of its pieces then."""
+        pieces = [piece for segment in segments for piece in self._pieces(segment)]
+        group = OpenGroup(segments, pieces, self._settings(segments), Turns(self._ahead))
+        if len(segments) > 1:
+            group.output = self._open(segments[0].base_offset)
+        return group
+
+    def _pieces(self, segment: SourceSegment) -> list[Piece]:
+        cuts: list[int] = []
+        if segment.size_bytes > _CHUNK_BYTES:
+            opened = open_source(self._fs, self._work, segment.base_offset)
+            try:
+                cuts = [cut for cut in opened.cuts(_PIECE_BYTES) if cut < segment.size_bytes]
+            finally:
+                opened.close(clean=False)
+        source = Source(
+            self._fs,
+            os.path.join(self._work.directory, file_name(segment.base_offset, FileKind.LOG)),
+            segment,
+            keep_legacy_tombstones=self._mtime_ms(segment) > self._legacy_horizon_ms,
+            verify_crc=not self._is_checked(segment),
+        )
+        return [Piece(source, begin, end) for begin, end in pairwise([0, *cuts, segment.size_bytes])]
+
+    def rewrite(self, group: OpenGroup, number: int) -> None:
+        """Filter a piece, and append what stays of it, or leave that to who is at the one before. Raises as `clean`,
+        and CancelledError when another piece has failed.
+        """
+        try:
+            group.turns.begin(number)
+            began = time.monotonic()
+            parts, rules = self._filter(group, number)
+            done = _Filtered(group.pieces[number], parts, rules.counts, rules.aborted, time.monotonic() - began)
+            for each in group.turns.hand_in(number, done):
+                self._put(group, each)
+        except BaseException:
+            group.turns.fail()
+            raise
+
+    def _filter(self, group: OpenGroup, number: int) -> tuple[list[_Part], Filter]:
+        piece = group.pieces[number]
+        shop = self._workshop()
+        try:
+            rules = Filter(shop, group.settings, self._transactions)
+            parts: list[_Part] = []
+            size = 0
+            for chunk, part in self._judged(piece, rules, shop):
+                batches = None
+                if part.changed or group.output is not None:
+                    batches = rules.written(chunk, part)
+                parts.append(_Part(part.position, part.end_position, part.changed, batches))
+                size += 0 if batches is None else len(batches.data)
+                if size > _PIECE_BYTES:  # more than there should be in memory
+                    group.turns.await_turn(number)
+                    self._put_parts(group, piece.source, parts)
+                    parts, size = [], 0
+        finally:
+            self._idle.append(shop)
+        return parts, rules
+
+    def _workshop(self) -> Workshop:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Workshop(self._map.view(), limits=self._work.limits)
+
+    def _judged(self, piece: Piece, rules: Filter, shop: Workshop) -> Iterator[tuple[Chunk, Filtered]]:
+        work, source = self._work, piece.source
+        if piece.position == 0:
+            base_offset = source.segment.base_offset
+            self._transactions.add(aborted_between(self._fs, work, base_offset, work.following(source.segment)))
+        for chunk in self._chunks(source, piece.position, piece.end_position, shop.memory):
             self._throttle.take(len(chunk.data))
             self._progress("rewrite", len(chunk.data))
-            for part in rules.parts(chunk, keep_legacy_tombstones=keep_legacy):
+            for part in rules.parts(chunk, keep_legacy_tombstones=source.keep_legacy_tombstones):
                 yield chunk, part
 
-    def finish(self, written: Written) -> Cleaned:
+    def _chunks(self, source: Source, position: int, end: int, memory: Memory | None = None) -> Iterator[Chunk]:
+        return read_batches(
+            source.file(),
+            position,
+            end,
+            limits=self._work.limits,
+            chunk_bytes=_CHUNK_BYTES,
+            verify_crc=source.verify_crc and memory is not None,
+            memory=memory,
+        )
+
+    def _put(self, group: OpenGroup, done: _Filtered) -> None:
+        source = done.piece.source
+        self._put_parts(group, source, done.parts)
+        group.counts.add(done.counts)
+        group.aborted += done.aborted
+        group.seconds += done.seconds
+        if done.piece.end_position == source.segment.size_bytes:
+            source.close()
+
+    def _put_parts(self, group: OpenGroup, source: Source, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            if group.output is None and part.changed:
+                group.output = self._open(source.segment.base_offset)
+                self._copy(source, 0, part.position, group.output)
+            if group.output is not None:
+                if part.changed or part.batches is not None:
+                    self._append(group.output, part.batches)
+                else:
+                    self._copy(source, part.position, part.end_position, group.output)
+
+    def finish(self, group: OpenGroup) -> Cleaned:
         """Make the output durable. Raises OSError; then nothing of the group is left in the folder."""
         began = time.monotonic()
-        sources, segment, counts = written.sources, written.segment, written.counts
+        sources, output, counts = group.segments, group.output, group.counts
         size, largest_ms = sources[0].size_bytes, -1
-        if segment is not None:
+        if output is not None:
             try:
-                self._seal(segment, written)
+                self._seal(output, group)
             except BaseException:
-                self._discard(sources, segment)
+                self.discard(group)
                 raise
-            size = segment.size_bytes
-            largest_ms = segment.largest.timestamp_ms if size else -1
-            segment.close(clean=False)
+            size = output.size_bytes
+            largest_ms = output.largest.timestamp_ms if size else -1
+        group.close()
         return Cleaned(
             sources,
-            segment is not None,
+            output is not None,
             counts,
             size,
             largest_ms,
             sum(source.size_bytes for source in sources),
-            size if segment is not None else 0,
+            size if output is not None else 0,
             _distinct(counts, sources, self._work, self._indexed),
-            seconds=written.seconds + time.monotonic() - began,
+            seconds=group.seconds + time.monotonic() - began,
             worker=worker_name(),
             folder=self._folder,
         )
 
-    def discard(self, written: Written) -> None:
-        self._discard(written.sources, written.segment)
+    def discard(self, group: OpenGroup) -> None:
+        """No piece of it is in work any more."""
+        group.close()
+        discard_output(self._fs, self._folder, group.segments[0].base_offset)
 
-    def _discard(self, sources: Sequence[SourceSegment], segment: LogSegment | None) -> None:
-        if segment is not None:
-            segment.close(clean=False)
-        discard_output(self._fs, self._folder, sources[0].base_offset)
-
-    def _seal(self, segment: LogSegment, written: Written) -> None:
-        for entry in written.aborted:
+    def _seal(self, segment: LogSegment, group: OpenGroup) -> None:
+        for entry in group.aborted:
             segment.txn_index.append(entry)
         segment.seal()
         segment.flush()
-        mtime_ms = self._mtime_ms(written.sources[-1])
+        mtime_ms = self._mtime_ms(group.segments[-1])
         for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIME_INDEX):
             if self._fs.exists(segment.path(kind)):
                 self._fs.set_mtime(segment.path(kind), mtime_ms)
 
-    def _is_checked(self, base_offset: int, following: int) -> bool:
+    def _is_checked(self, segment: SourceSegment) -> bool:
         """Whether the whole segment was read, and its checksums compared, for the map."""
-        within = base_offset >= self._work.first_dirty_offset and following <= self._indexed.end_offset
+        within = segment.base_offset >= self._work.first_dirty_offset
+        within = within and self._work.following(segment) <= self._indexed.end_offset
         return self._indexed_here and within
 
     def _open(self, base_offset: int) -> LogSegment:
@@ -207,12 +374,11 @@ class GroupWriter:
             limits=self._work.limits,
         )
 
-    def _copy(self, segment: LogSegment, end: int, output: LogSegment) -> None:
-        """What was found unchanged so far, as it is."""
-        if end:
-            for chunk in segment.chunks(0, end, verify_crc=False):
-                self._throttle.take(len(chunk.data))
-                self._append(output, EncodedBatches(chunk.data, chunk.table))
+    def _copy(self, source: Source, position: int, end: int, output: LogSegment) -> None:
+        """What was found unchanged, as it is."""
+        for chunk in self._chunks(source, position, end):
+            self._throttle.take(len(chunk.data))
+            self._append(output, EncodedBatches(chunk.data, chunk.table))
 
     def _append(self, output: LogSegment, batches: EncodedBatches | None) -> None:
         if batches is None:

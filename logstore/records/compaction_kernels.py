@@ -49,14 +49,33 @@ from logstore.records.marks import (
     MARK_HORIZON,
     MARK_JOIN,
     MARK_KEPT,
+    MARK_MAY_GO,
     MARK_NULLED,
+    MARK_STAYS,
     MARK_TOMBSTONES,
     NULL_RECORD,
     ORDER_OFFSET,
     ORDER_TIMESTAMP,
+    REBUILD,
     VERBATIM,
 )
 from logstore.records.slots import (
+    B_ABORTED,
+    B_CHANGED,
+    B_CODEC,
+    B_DELETE_RETENTION_MS,
+    B_FIRST_UNCLEANABLE,
+    B_KEPT,
+    B_MARKERS,
+    B_MARKS,
+    B_NEXT_HORIZON,
+    B_NOW_MS,
+    B_READ,
+    B_SUPERSEDED,
+    B_SURVIVORS,
+    B_SURVIVORS_END,
+    B_SURVIVORS_FIRST,
+    B_TOMBSTONES,
     K_BATCH,
     K_EXPIRED_BEFORE,
     K_HEADER,
@@ -102,6 +121,7 @@ from logstore.records.table import (
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
     CODEC_MASK,
+    CONTROL_BIT,
     COUNT,
     CRC,
     DELETE_HORIZON_BIT,
@@ -407,6 +427,102 @@ def mark_offsets(source, source_slots, slot_bytes, first_offset, end_offset, bit
     return OK
 
 
+# --- verdicts on batches ----------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def _add(block, slot, value):
+    _set_slot(block, slot, _slot(block, slot) + value)
+
+
+@njit(nogil=True, error_model="numpy")
+def _none_survives(block, first_offset, last_offset):
+    """Whether it is known that no offset of the range is a key's last."""
+    bits = _slot(block, B_SURVIVORS)
+    begin = first_offset - _slot(block, B_SURVIVORS_FIRST)
+    end = last_offset - _slot(block, B_SURVIVORS_FIRST)
+    if bits == 0 or begin < 0 or last_offset >= _slot(block, B_SURVIVORS_END):
+        return False
+    found = 0
+    for byte in range(begin >> 3, (end >> 3) + 1):  # neighbours' bits may lie in the first and the last
+        found |= load8(bits + byte)
+    return found == 0
+
+
+@njit(nogil=True, error_model="numpy")
+def judge_batches(table, count, block):
+    """What is decided without looking at records: batches that go as they are, or in which nothing is to be looked at,
+    are marked SKIP. Reads MARK_MAY_GO; sets MARK_KEPT and MARK_CODEC, and MARK_STAYS where the last offset must stay.
+    """
+    now_ms = _slot(block, B_NOW_MS)
+    marks = _slot(block, B_MARKS)
+    for b in range(count):
+        row = table + b * ROW_BYTES
+        mark = marks + b * MARK_BYTES
+        attributes = _slot(row, ATTRIBUTES)
+        v2 = _slot(row, MAGIC) == 2
+        records = _slot(row, COUNT)
+        control = v2 and attributes & CONTROL_BIT != 0
+        passed = attributes & DELETE_HORIZON_BIT != 0 and _slot(row, BASE_TIMESTAMP) <= now_ms
+        drop = _slot(mark, MARK_MAY_GO) != 0 and (not control or passed)
+        skip = drop or control or (v2 and records == 0)
+        if drop:
+            _add(block, B_MARKERS if control else B_ABORTED, records)
+        elif control:
+            _set_slot(mark, MARK_KEPT, records)
+        elif v2 and _none_survives(block, _slot(row, BASE_OFFSET), _slot(row, LAST_OFFSET)):
+            skip = True
+            _add(block, B_SUPERSEDED, records)
+        _set_slot(row, SKIP, 1 if skip else 0)
+        _set_slot(mark, MARK_CODEC, attributes & CODEC_MASK)  # opening a legacy set leaves none in the table
+        if _slot(row, LAST_OFFSET) + 1 == _slot(block, B_FIRST_UNCLEANABLE):
+            _set_slot(mark, MARK_STAYS, 1)
+    return OK
+
+
+@njit(nogil=True, error_model="numpy")
+def choose_actions(table, first, last, block):
+    """What becomes of batches [first, last), whose records have been judged, and the counts of what stays."""
+    marks = _slot(block, B_MARKS)
+    for b in range(first, last):
+        row = table + b * ROW_BYTES
+        mark = marks + b * MARK_BYTES
+        attributes = _slot(row, ATTRIBUTES)
+        v2 = _slot(row, MAGIC) == 2
+        control = attributes & CONTROL_BIT != 0
+        kept = _slot(mark, MARK_KEPT)
+        tombstones = _slot(mark, MARK_TOMBSTONES)
+        codec = _slot(mark, MARK_CODEC)
+        new_codec = codec if control or _slot(block, B_CODEC) < 0 else _slot(block, B_CODEC)
+        _set_slot(mark, MARK_CODEC, new_codec)
+        horizon = -1
+        sets_horizon = False
+        if v2 and attributes & DELETE_HORIZON_BIT != 0:
+            horizon = _slot(row, BASE_TIMESTAMP)
+        elif kept > 0 and (tombstones > 0 or (control and _slot(mark, MARK_MAY_GO) != 0)):
+            horizon = _slot(block, B_NOW_MS) + _slot(block, B_DELETE_RETENTION_MS)
+            sets_horizon = True
+        _set_slot(mark, MARK_HORIZON, horizon)
+        action = DELETE
+        if kept > 0:
+            whole = v2 and kept == _slot(row, COUNT) and _slot(mark, MARK_NULLED) == 0
+            action = VERBATIM if whole and not sets_horizon and codec == new_codec else REBUILD
+        elif _slot(mark, MARK_STAYS) != 0:
+            is_empty = v2 and _slot(row, SIZE) == HEADER_BYTES and _slot(row, BASE_TIMESTAMP) == -1
+            is_empty = is_empty and attributes & (CODEC_MASK | DELETE_HORIZON_BIT) == 0
+            action = VERBATIM if is_empty else EMPTY
+        _set_slot(mark, MARK_ACTION, action)
+        if action != VERBATIM:
+            _add(block, B_CHANGED, 1)
+        if not control:
+            _add(block, B_READ, max(_slot(row, COUNT), 0))
+            _add(block, B_KEPT, kept)
+            _add(block, B_TOMBSTONES, tombstones)
+        if (tombstones > 0 or (control and kept > 0)) and 0 <= horizon < _slot(block, B_NEXT_HORIZON):
+            _set_slot(block, B_NEXT_HORIZON, horizon)
+    return OK
+
+
 # --- verdicts on records ----------------------------------------------------------------------------------------------
 
 _TOMBSTONE = 1
@@ -637,6 +753,20 @@ def _finished(out_row, position, batch, size, attributes, compressed):
 
 
 @njit(nogil=True, error_model="numpy")
+def rewrite_room(table, marks, first, last):
+    """Bytes that `rewrite` needs at most: a record's length and deltas may take 16 bytes more than they did."""
+    room = HEADER_BYTES * (last - first)
+    for b in range(first, last):
+        row = table + b * ROW_BYTES
+        mark = marks + b * MARK_BYTES
+        if _slot(mark, MARK_ACTION) == VERBATIM:
+            room += _slot(row, SIZE)
+        elif _slot(mark, MARK_ACTION) == REBUILD:
+            room += _slot(row, PAYLOAD_SIZE) + 16 * _slot(mark, MARK_KEPT)
+    return room
+
+
+@njit(nogil=True, error_model="numpy")
 def rewrite(data, table, marks, first, last, block):
     """Write batches [first, last) as their marks say: as they are, emptied, or with the records that stay.
 
@@ -812,6 +942,9 @@ KERNELS = {
     "index_keys": 4,
     "merge_maps": 3,
     "mark_offsets": 6,
+    "judge_batches": 3,
     "judge": 4,
+    "choose_actions": 4,
+    "rewrite_room": 4,
     "rewrite": 6,
 }

@@ -48,7 +48,6 @@ from logstore.records.table import (
 _ARENA_BYTES = 8 << 20
 _GROUP_BYTES = 32 << 20  # payload decoded into one set of columns
 _ALIGNMENT = 64  # what Arrow recommends
-_BLOCK_BYTES = 1 << 18
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -277,7 +276,7 @@ class _Room:
 
     def __init__(self, memory: Memory, size: int, arrays: int) -> None:
         size += (arrays + 1) * _ALIGNMENT
-        self._block = memory.block(size + -size % _BLOCK_BYTES)  # rounded, since no two sets of columns are alike
+        self._block = memory.block(size)
         self._address = address_of(self._block)
         self._at = -self._address % _ALIGNMENT
 

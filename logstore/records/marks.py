@@ -17,7 +17,9 @@ MARK_NULLED = 3  # of these, how many lose their value now
 MARK_HORIZON = 4  # delete horizon of the new batch; -1: none
 MARK_CODEC = 5  # of the new batch
 MARK_JOIN = 6  # 1: its records go to the batch written before it
-MARK_COLUMNS = 7
+MARK_MAY_GO = 7  # 1: its transaction was aborted, or nothing else is left of it
+MARK_STAYS = 8  # 1: kept even when it is empty
+MARK_COLUMNS = 9
 MARK_BYTES = MARK_COLUMNS * 8
 
 #: actions
@@ -38,6 +40,4 @@ ORDER_HEADER = 2
 
 
 def new_marks(count: int) -> Marks:
-    marks = np.zeros((count, MARK_COLUMNS), dtype=np.int64)
-    marks[:, MARK_HORIZON] = -1
-    return marks
+    return np.zeros((count, MARK_COLUMNS), dtype=np.int64)

@@ -12,6 +12,8 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
+_ROUND_BYTES = 1 << 18  # no two sizes are alike, so that a block serves the next one only if it is a bit larger
+
 
 class Memory:
     def __init__(self, *, blocks: int = 3, block_bytes_max: int = 16 << 20) -> None:
@@ -26,6 +28,8 @@ class Memory:
             # The list and the call hold a reference each; any other is that of somebody who still looks at it.
             if sys.getrefcount(self._blocks[at]) <= 2 and len(self._blocks[at]) >= size:
                 return self._blocks[at]
+        if size > _ROUND_BYTES:
+            size += -size % _ROUND_BYTES
         block = np.empty(size, dtype=np.uint8)
         if size <= self._block_bytes_max:
             self._blocks.append(block)

@@ -55,7 +55,10 @@ class Kernels:
     index_keys: Callable[[int, int, int, int], int]
     merge_maps: Callable[[int, int, int], int]
     mark_offsets: Callable[[int, int, int, int, int, int], int]
+    judge_batches: Callable[[int, int, int], int]
     judge: Callable[[int, int, int, int], int]
+    choose_actions: Callable[[int, int, int, int], int]
+    rewrite_room: Callable[[int, int, int, int], int]
     rewrite: Callable[[int, int, int, int, int, int], int]
 
     def __init__(self, image: bytes) -> None:

@@ -193,6 +193,25 @@ K_SURVIVORS_FIRST = 30
 K_SURVIVORS_END = 31
 K_SLOTS = 32
 
+# judge_batches, choose_actions
+B_MARKS = 0
+B_FIRST_UNCLEANABLE = 1
+B_NOW_MS = 2
+B_DELETE_RETENTION_MS = 3
+B_CODEC = 4  # of all that is written; -1: as it was
+B_SURVIVORS = 5  # as K_SURVIVORS
+B_SURVIVORS_FIRST = 6
+B_SURVIVORS_END = 7
+B_SUPERSEDED = 8  # from here on: added to
+B_ABORTED = 9
+B_MARKERS = 10
+B_READ = 11
+B_KEPT = 12
+B_TOMBSTONES = 13
+B_NEXT_HORIZON = 14  # the least
+B_CHANGED = 15  # batches that do not stay as they are
+B_SLOTS = 16
+
 # rewrite
 W_KEEP = 0
 W_OUT = 1

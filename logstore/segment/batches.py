@@ -45,7 +45,8 @@ def read_batches(
     the limits' read buffer.
     """
     memory = Memory(blocks=0) if memory is None else memory
-    buffer = memory.block(min(chunk_bytes, limits.read_buffer_bytes, max(end - position, 1)))
+    size = min(chunk_bytes, limits.read_buffer_bytes, max(end - position, 1))
+    buffer = memory.block(size)[:size]
     while position < end:
         got = file.pread_into(buffer[: min(len(buffer), end - position)].data, position)
         if got == 0:

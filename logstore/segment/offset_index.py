@@ -7,7 +7,10 @@ strictly increase.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 from logstore.errors import CorruptIndex
 from logstore.segment.index_file import IndexFile
@@ -50,6 +53,16 @@ class OffsetIndex(IndexFile):
         """The first entry positioned at or after `position`."""
         number = self._largest_at_most(position - 1, "_position") + 1
         return self.entry(number) if number < self.entries else None
+
+    def each_beyond(self, positions: Iterable[int]) -> list[OffsetPosition]:
+        """The first entries positioned at or after each of these, which increase; fewer where there are none."""
+        raw = self.raw(0, min(self.entries, self.max_entries))
+        entries = np.frombuffer(raw[: len(raw) - len(raw) % self.entry_bytes], dtype=">i4").reshape(-1, 2)
+        found = np.unique(np.searchsorted(entries[:, 1], np.fromiter(positions, dtype=np.int64)))
+        return [
+            OffsetPosition(self.base_offset + relative, position)
+            for relative, position in entries[found[found < len(entries)]].tolist()
+        ]
 
     def truncate_to(self, offset: int) -> None:
         """Keep entries of offsets below `offset`."""

@@ -339,6 +339,16 @@ class LogSegment:
         if sealed and end != self.size_bytes:
             raise CorruptBatch("the file ends inside a batch", file=self.log.path, position=end, offset=previous + 1)
 
+    def cuts(self, spacing_bytes: int) -> list[int]:
+        """Where batches begin, about so many bytes apart and none at the start, as far as the index can be believed."""
+        cuts = [0]
+        for entry in self.offset_index.each_beyond(range(spacing_bytes, self.size_bytes, spacing_bytes)):
+            with contextlib.suppress(CorruptBatch):
+                header = read_header(self.log, entry.position, self.size_bytes)
+                if header is not None and header.last_offset == entry.offset and header.position > cuts[-1]:
+                    cuts.append(header.position)
+        return cuts[1:]
+
     def last_indexed_offset(self) -> int:
         """The largest offset either index speaks of, the base when they are empty."""
         return max(self.offset_index.last_offset(), self.time_index.last_entry().offset)

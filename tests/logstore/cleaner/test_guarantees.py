@@ -160,10 +160,11 @@ def test_a_group_that_fails_ends_the_pass_before_any_later_one_is_swapped_in(lab
     Path(lab.folder).mkdir()
 
     class Failing(GroupWriter):
-        def write(self, sources):  # type: ignore[no-untyped-def]
-            if any(source == work.segments[2] for source in sources):
+        def rewrite(self, group, number):  # type: ignore[no-untyped-def]
+            if group.pieces[number].source.segment == work.segments[2]:
+                group.turns.fail()
                 raise CorruptBatch("as if", file="here")
-            return super().write(sources)
+            return super().rewrite(group, number)
 
     import logstore.cleaner.cleaner as module
 
