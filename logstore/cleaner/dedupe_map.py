@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +114,7 @@ def distinct_keys(known: int, seen: int, records: int) -> int:
 
 
 class DedupeMap:
-    """Not for several threads at once, but for `judge`: give each its own `view`."""
+    """Not for several threads at once, but for `judge`: give each its own `view`. See `SharedMap` for filling it so."""
 
     def __init__(self, settings: MapSettings, *, keys_max: int | None = None, records: int = 0) -> None:
         """With `keys_max` it takes fewer keys than the budget has room for. `records` are thought to come."""
@@ -155,19 +155,23 @@ class DedupeMap:
     def used(self) -> int:
         return int(self._block[slots.K_USED])
 
+    @used.setter
+    def used(self, keys: int) -> None:
+        self._block[slots.K_USED] = keys
+
     @property
     def is_full(self) -> bool:
         return self.used >= self.keys_max
 
-    def _grow(self, keys: int = 0) -> bool:
-        """More memory with the same entries, for at least so many keys; False when the budget is spent.
+    def expected(self, seen_too: int = 0) -> int:
+        """Keys that all records will have, going by those that came; `seen_too` came that were not counted yet."""
+        return distinct_keys(self.used, self._seen + seen_too, self._records)
 
-        As much as all the keys to come will need, going by those that came: memory is not moved through many sizes.
-        """
+    def grow(self, keys: int = 0) -> bool:
+        """More memory with the same entries, for at least so many keys; False when the budget is spent."""
         if self.slots >= self._slots_max:
             return False
         old, old_slots, used = self._memory, self.slots, self.used
-        keys = max(keys, distinct_keys(used, self._seen + int(self._block[slots.K_RECORDS]), self._records))
         wanted = max(self.slots * _GROWTH, int(keys * _SPARE / _ROOM))
         self._set_memory(self._new_memory(min(wanted, self._slots_max)))
         self._block[slots.K_USED] = 0
@@ -194,23 +198,53 @@ class DedupeMap:
 
         With `only_known` no key is added: records of older segments compete with those in the map.
         """
+        while True:
+            put = self.put_what_fits(
+                table,
+                first,
+                last,
+                min_offset=min_offset,
+                max_offset=max_offset,
+                only_known=only_known,
+                file=file,
+                base_position=base_position,
+            )
+            # With more room the batches are taken again: what is in already stays as it is, and counts are of one look.
+            # There is as much made as all the keys to come will need: memory is not moved through many sizes.
+            if put.stopped_at is None or self.is_full or not self.grow(self.expected(put.records)):
+                break
+        self.count(put.records)
+        return put
+
+    def put_what_fits(
+        self,
+        table: BatchTable,
+        first: int,
+        last: int,
+        *,
+        min_offset: int,
+        max_offset: int = INT64_MAX,
+        only_known: bool = False,
+        file: str | None = None,
+        base_position: int = 0,
+    ) -> Put:
+        """The same, but it does not grow, and nothing is counted."""
         block = self._block
         block[slots.K_ONLY_KNOWN] = only_known
         block[slots.K_MIN_OFFSET] = min_offset
         block[slots.K_MAX_OFFSET] = max_offset
         block[slots.K_LAST_OFFSET] = -1
-        while True:
-            code = kernels().index_keys(address_of(table), first, last, address_of(block))
-            if code not in (OK, FULL):
-                raise self._corrupt(table, code, file, base_position)
-            # With more room the batches are taken again: what is in already stays as it is, and counts are of one look.
-            if code == OK or self.is_full or not self._grow():
-                break
-        seen = int(block[slots.K_RECORDS]), int(block[slots.K_KEYLESS])
-        self._seen += seen[0]
-        return (
-            Put(*seen) if code == OK else Put(*seen, int(block[slots.K_STOP_OFFSET]), int(block[slots.K_LAST_OFFSET]))
-        )
+        code = kernels().index_keys(address_of(table), first, last, address_of(block))
+        if code not in (OK, FULL):
+            raise self._corrupt(table, code, file, base_position)
+        put = Put(int(block[slots.K_RECORDS]), int(block[slots.K_KEYLESS]))
+        if code == FULL:
+            put = replace(put, stopped_at=int(block[slots.K_STOP_OFFSET]), last_offset=int(block[slots.K_LAST_OFFSET]))
+        return put
+
+    def count(self, records: int) -> None:
+        """So many were put: what is still expected goes by that."""
+        self._seen += records
 
     def merge(self, other: DedupeMap) -> bool:
         """Take all entries of another map, the greater winning; False, and nothing done, when they might not fit.
@@ -220,10 +254,10 @@ class DedupeMap:
         if self.used + other.used >= self.keys_max:
             return False
         if other.used > self._block[slots.K_ROOM]:
-            self._grow(other.used)
+            self.grow(max(other.used, self.expected()))
         # Most keys may be in both: there is only as much room made as is needed, and what is in already stays the same.
         while kernels().merge_maps(address_of(other._memory), other.slots, address_of(self._block)) == FULL:
-            grown = self._grow()
+            grown = self.grow(self.expected())
             assert grown
         return True
 
@@ -234,8 +268,8 @@ class DedupeMap:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def view(self) -> DedupeMap:
-        """The same map for another thread."""
+    def view(self, *, used: npt.NDArray[np.int64] | None = None) -> DedupeMap:
+        """The same map for another thread; to be asked, or to be filled by several if they count its keys in `used`."""
         twin = object.__new__(DedupeMap)
         twin.settings, twin.keys_max, twin._slots_max = self.settings, self.keys_max, self._slots_max
         twin._records, twin._seen = self._records, self._seen
@@ -244,7 +278,13 @@ class DedupeMap:
         twin._header = self._header
         twin._memory, twin.slots = self._memory, self.slots
         twin._block[slots.K_SCRATCH] = address_of(twin._scratch)
+        twin._block[slots.K_SHARED_USED] = 0 if used is None else address_of(used)
         return twin
+
+    def look_at(self, other: DedupeMap) -> None:
+        """Go on with another map's memory."""
+        if self._memory is not other._memory:
+            self._set_memory(other._memory)
 
     def judge(
         self,

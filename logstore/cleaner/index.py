@@ -1,7 +1,8 @@
 """Building the offset map of a pass: the keys of all dirty records, read in order.
 
-Ranges of segments can be indexed side by side and merged; when the keys do not fit, the pass ends where reading them
-one after the other would have ended, and everything behind is left for the next one.
+Ranges of segments can be indexed side by side, into one map by threads, into maps that are merged by tasks elsewhere.
+When the keys do not fit, the pass ends where reading them one after the other would have ended, and everything behind
+is left for the next one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.cleaner.grouping import SourceSegment
+from logstore.cleaner.shared_map import Filler, SharedMap
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import Indexed, PassWork
@@ -31,7 +33,7 @@ from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
 
 _PARTIAL_BYTES = 64 << 20
-_CHUNK_BYTES = 1 << 20  # stays in the cache beside what the map needs of it
+_CHUNK_BYTES = 2 << 20  # stays near the cache beside what the map needs of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +109,42 @@ def build_map(
     """The map of all keys from the first dirty offset on, as far as it reaches. Raises CorruptBatch, CorruptIndex."""
     began = time.monotonic()
     ranges = split_dirty(fs, work, threads if pool is not None else 1)
-    offset_map = DedupeMap(work.map_settings, records=sum(part.offsets for part in ranges))
+
+    def index(target: DedupeMap | Filler, part: DirtyRange) -> Indexed:
+        return index_range(fs, work, target, part, throttle=throttle, progress=progress)
+
+    found = None
+    read_bytes = 0
     if len(ranges) == 1 or pool is None:
-        indexed = index_range(fs, work, offset_map, ranges[0], throttle=throttle, progress=progress)
-    else:
+        offset_map = _new_map(work, ranges)
+        found = index(offset_map, ranges[0])
+    elif work.map_settings.order == ORDER_OFFSET:
+        shared = SharedMap(_new_map(work, ranges))
+        parts = list(pool.map(index, [Filler(shared) for _ in ranges], ranges))
+        read_bytes = sum(part.read_bytes for part in parts)
+        if shared.close():
+            offset_map = shared.map
+            found = replace(parts[0], keys=offset_map.used)
+            for part in parts[1:]:
+                found = _added(found, part, offset_map)
+            read_bytes = 0
+        else:
+            shared.map.release()
+    if found is None:
+        assert pool is not None
+        offset_map = _new_map(work, ranges)
         share = partial_keys(work.map_settings, len(ranges) - 1)
         maps = [offset_map]
         maps += [DedupeMap(work.map_settings, keys_max=share, records=part.offsets) for part in ranges[1:]]
-        parts = list(
-            pool.map(
-                lambda pair: index_range(fs, work, pair[0], pair[1], throttle=throttle, progress=progress),
-                zip(maps, ranges, strict=True),
-            )
-        )
-        indexed = merge_ranges(fs, work, maps, parts, throttle=throttle, progress=progress)
+        parts = list(pool.map(index, maps, ranges))
+        found = merge_ranges(fs, work, maps, parts, throttle=throttle, progress=progress)
     if work.map_settings.order != ORDER_OFFSET:
-        read = weigh_older(fs, work, offset_map, throttle=throttle, progress=progress)
-        indexed = replace(indexed, read_bytes=indexed.read_bytes + read)
-    return offset_map, replace(indexed, seconds=time.monotonic() - began)
+        read_bytes += weigh_older(fs, work, offset_map, throttle=throttle, progress=progress)
+    return offset_map, replace(found, read_bytes=found.read_bytes + read_bytes, seconds=time.monotonic() - began)
+
+
+def _new_map(work: PassWork, ranges: Sequence[DirtyRange]) -> DedupeMap:
+    return DedupeMap(work.map_settings, records=sum(part.offsets for part in ranges))
 
 
 def partial_keys(settings: MapSettings, maps: int) -> int:
@@ -173,7 +193,7 @@ def _added(before: Indexed, after: Indexed, offset_map: DedupeMap) -> Indexed:
 def index_range(
     fs: FileSystem,
     work: PassWork,
-    offset_map: DedupeMap,
+    offset_map: DedupeMap | Filler,
     part: DirtyRange,
     *,
     throttle: Throttle = UNTHROTTLED,

@@ -34,8 +34,6 @@ from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
 
-_PIECE_BYTES = 8 << 20  # verdicts are quick, so that what is done once a piece counts
-_CHUNK_BYTES = 12 << 20  # a piece and what it is longer, since it ends with a batch
 _AHEAD = 2  # pieces that may lie there, done, while the one before them is not
 
 
@@ -129,6 +127,8 @@ class OpenGroup:
 class GroupWriter:
     """Rewrites the groups of one pass, in the order of the log where it has transactions, in any order where not."""
 
+    piece_bytes = 8 << 20  # verdicts are quick, so that what is done once a piece counts
+
     def __init__(
         self,
         fs: FileSystem,
@@ -146,6 +146,7 @@ class GroupWriter:
         rewrite pieces of one group at once.
         """
         self._ahead = threads + _AHEAD
+        self._chunk_bytes = self.piece_bytes * 3 // 2  # a piece, and what it is longer since it ends with a batch
         self._fs = fs
         self._work = work
         self._indexed_here = indexed_here
@@ -213,10 +214,10 @@ class GroupWriter:
 
     def _pieces(self, segment: SourceSegment) -> list[Piece]:
         cuts: list[int] = []
-        if segment.size_bytes > _CHUNK_BYTES:
+        if segment.size_bytes > self._chunk_bytes:
             opened = open_source(self._fs, self._work, segment.base_offset)
             try:
-                cuts = [cut for cut in opened.cuts(_PIECE_BYTES) if cut < segment.size_bytes]
+                cuts = [cut for cut in opened.cuts(self.piece_bytes) if cut < segment.size_bytes]
             finally:
                 opened.close(clean=False)
         source = Source(
@@ -256,7 +257,7 @@ class GroupWriter:
                     batches = rules.written(chunk, part)
                 parts.append(_Part(part.position, part.end_position, part.changed, batches))
                 size += 0 if batches is None else len(batches.data)
-                if size > _PIECE_BYTES:  # more than there should be in memory
+                if size > self.piece_bytes:  # more than there should be in memory
                     group.turns.await_turn(number)
                     self._put_parts(group, piece.source, parts)
                     parts, size = [], 0
@@ -287,7 +288,7 @@ class GroupWriter:
             position,
             end,
             limits=self._work.limits,
-            chunk_bytes=_CHUNK_BYTES,
+            chunk_bytes=self._chunk_bytes,
             verify_crc=source.verify_crc and memory is not None,
             memory=memory,
         )

@@ -24,18 +24,22 @@ from logstore.records.kernels import (
     _varint_size,
     _write_batch_header,
     _write_varint,
+    add_atomic,
     add_wrapping,
+    compare_and_swap,
     copy,
     load8,
     load32_le,
     load64,
     load64_le,
+    load_acquire,
     multiply_high,
     prefetch,
     prefetch_read,
     store8,
     store32,
     store64_le,
+    store_release,
     sub_wrapping,
 )
 from logstore.records.marks import (
@@ -100,6 +104,7 @@ from logstore.records.slots import (
     K_SCRATCH,
     K_SECRET_0,
     K_SECRET_1,
+    K_SHARED_USED,
     K_SLOT_BYTES,
     K_STOP_OFFSET,
     K_SUPERSEDED,
@@ -144,6 +149,7 @@ from logstore.records.table import (
 _AHEAD = 64  # keys hashed before their slots are touched, so that the memory is on its way
 _HELD_BYTES = 48  # what waits for its slot: hash, offset, version, number of the record, batch or flags
 _MD5_AT = _AHEAD * _HELD_BYTES  # behind those, room for the last two blocks of a message
+_CLAIMED = -1  # the mark of a slot whose hash is being written
 _INT64_MIN = -0x7FFFFFFFFFFFFFFF - 1
 _MASK = 0xFFFFFFFF
 
@@ -288,12 +294,59 @@ def _put_held(block, held, count, used):
 
 
 @njit(nogil=True, error_model="numpy")
+def _put_shared(block, held, count):
+    """The same while other threads put keys into the map, too: OK or FULL. For the order of offsets only.
+
+    A slot is claimed by its mark, and whoever comes upon it waits until the hash is there; marks only grow.
+    """
+    map_address = _slot(block, K_MAP)
+    map_slots = _slot(block, K_MAP_SLOTS)
+    slot_bytes = _slot(block, K_SLOT_BYTES)
+    room = _slot(block, K_ROOM)
+    shared_used = _slot(block, K_SHARED_USED)
+    for _i in range(count):
+        low = load64_le(held)
+        high = load64_le(held + 8)
+        mark = load64_le(held + 16) + 1
+        at = multiply_high(low, map_slots)
+        while True:
+            slot = map_address + at * slot_bytes
+            known = load_acquire(slot + 16)
+            if known == 0:
+                if add_atomic(shared_used, 1) >= room:
+                    add_atomic(shared_used, -1)
+                    return FULL
+                known = compare_and_swap(slot + 16, 0, _CLAIMED)
+                if known == 0:
+                    store64_le(slot, low)
+                    store64_le(slot + 8, high)
+                    store_release(slot + 16, mark)
+                    break
+                add_atomic(shared_used, -1)
+            while known == _CLAIMED:
+                known = load_acquire(slot + 16)
+            if load64_le(slot) == low and load64_le(slot + 8) == high:
+                while known < mark:
+                    before = compare_and_swap(slot + 16, known, mark)
+                    if before == known:
+                        break
+                    known = before
+                break
+            at += 1
+            if at == map_slots:
+                at = 0
+        held += _HELD_BYTES
+    return OK
+
+
+@njit(nogil=True, error_model="numpy")
 def index_keys(table, first, last, block):
     """Put the keys of batches [first, last) into the map, of offsets from K_MIN_OFFSET up to K_MAX_OFFSET; batches
     marked SKIP are passed over.
 
     OK, BAD_RECORD with the batch in K_BATCH, or FULL: the record at K_STOP_OFFSET was not taken, K_LAST_OFFSET was the
-    last that was. K_KEYLESS and K_RECORDS count what was seen. With K_ONLY_KNOWN no key is added.
+    last that was. K_KEYLESS and K_RECORDS count what was seen. With K_ONLY_KNOWN no key is added. With K_SHARED_USED
+    other threads may fill the map at the same time; then FULL does not tell where.
     """
     min_offset = _slot(block, K_MIN_OFFSET)
     max_offset = _slot(block, K_MAX_OFFSET)
@@ -308,6 +361,7 @@ def index_keys(table, first, last, block):
     order = _slot(block, K_ORDER)
     name = _slot(block, K_HEADER)
     name_size = _slot(block, K_HEADER_SIZE)
+    shared = _slot(block, K_SHARED_USED) != 0
     records = 0
     keyless = 0
     waiting = 0
@@ -356,7 +410,10 @@ def index_keys(table, first, last, block):
                     store64_le(held + 24, _version(order, timestamp, headers, address, count, name, name_size))
                 waiting += 1
                 if waiting == _AHEAD:
-                    used, code = _put_held(block, scratch, waiting, used)
+                    if shared:
+                        code = _put_shared(block, scratch, waiting)
+                    else:
+                        used, code = _put_held(block, scratch, waiting, used)
                     waiting = 0
                     if code != OK:
                         break
@@ -365,7 +422,10 @@ def index_keys(table, first, last, block):
         if code == OK:
             b += 1
     if waiting > 0 and code == OK:
-        used, code = _put_held(block, scratch, waiting, used)
+        if shared:
+            code = _put_shared(block, scratch, waiting)
+        else:
+            used, code = _put_held(block, scratch, waiting, used)
     _set_slot(block, K_USED, used)
     _set_slot(block, K_BATCH, b)
     _set_slot(block, K_RECORDS, records)

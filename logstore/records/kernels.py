@@ -297,6 +297,46 @@ def copy_long(typing_context, target, source, size):
 
 
 @intrinsic
+def load_acquire(typing_context, address):
+    """An aligned word that other threads write; what was written before it by `store_release` is seen as well."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
+
+    return _i64(_i64), codegen
+
+
+@intrinsic
+def store_release(typing_context, address, value):
+    def codegen(context, builder, signature, args):
+        builder.store_atomic(args[1], builder.inttoptr(args[0], _I64.as_pointer()), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(_i64, _i64), codegen
+
+
+@intrinsic
+def compare_and_swap(typing_context, address, expected, value):
+    """What was there; it is replaced if it was what was expected."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "acq_rel", "acquire"), 0)
+
+    return _i64(_i64, _i64, _i64), codegen
+
+
+@intrinsic
+def add_atomic(typing_context, address, value):
+    """What was there before."""
+
+    def codegen(context, builder, signature, args):
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], _I64.as_pointer()), args[1], "acq_rel")
+
+    return _i64(_i64, _i64), codegen
+
+
+@intrinsic
 def add_wrapping(typing_context, left, right):
     """Sum modulo 2^64, as Java has it. Where + overflows the compiler may assume that it never does."""
 

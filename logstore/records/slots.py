@@ -191,7 +191,8 @@ K_NULLED = 28
 K_SURVIVORS = 29  # a bit for each offset from K_SURVIVORS_FIRST up to K_SURVIVORS_END; 0: not known
 K_SURVIVORS_FIRST = 30
 K_SURVIVORS_END = 31
-K_SLOTS = 32
+K_SHARED_USED = 32  # where threads that fill the map together count its keys; 0: this one fills it alone
+K_SLOTS = 33
 
 # judge_batches, choose_actions
 B_MARKS = 0

@@ -35,6 +35,7 @@ from logstore.cleaner.cleaner import clean_partition
 from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.eligibility import cleanable
 from logstore.cleaner.filter import KEYLESS, LastRecord
+from logstore.cleaner.rewrite import GroupWriter
 from logstore.cleaner.work import PassReport
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
@@ -46,6 +47,8 @@ LOGS = int(os.environ.get("DURAMEN_SURVIVOR_LOGS", "5000" if SOAK else "208"))
 LOGS_A_THEME = -(-LOGS // len(THEMES))
 #: of a theme's logs, those that Kafka's dump tool looks through after each pass
 DUMPED_EVERY = 4
+#: each second pair of logs is cut up as large ones are
+PIECE_BYTES = (GroupWriter.piece_bytes, 400)
 FILES = UnsyncedFiles()
 
 #: what each theme must have come across in all of its logs together
@@ -391,9 +394,12 @@ def told(kafka: Kafka, story: Story, root: Path, algorithm: str, *, dump: bool =
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.timeout(24 * 3600 if SOAK else 300)
-def test_same_survivors_as_kafka(kafka: Kafka, scratch: Path, seed: int, theme: str) -> None:
+def test_same_survivors_as_kafka(
+    kafka: Kafka, scratch: Path, seed: int, theme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: Counter[str] = Counter()
     for number in range(LOGS_A_THEME):
+        monkeypatch.setattr(GroupWriter, "piece_bytes", PIECE_BYTES[number // 2 % 2])
         root = scratch / str(number)
         # Both ways to tell keys apart leave the same, on every log of the soak and on each second one otherwise.
         algorithms = ("siphash", "md5") if SOAK else (("siphash", "md5")[number % 2],)

@@ -374,3 +374,33 @@ def test_an_empty_segment_has_no_largest_timestamp_but_its_files_time() -> None:
     assert segment.largest == TimestampOffset(-1, 3)
     assert segment.largest_timestamp_ms == fs.stat(segment.path(FileKind.LOG)).mtime_ms
     assert (segment.next_offset(), segment.first_timestamp_ms) == (3, -1)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 800), min_size=1, max_size=40),
+    spacing=st.integers(1, 5_000),
+    interval=st.integers(0, 2_000),
+    damage=st.one_of(st.none(), st.binary(min_size=1, max_size=200)),
+)
+def test_cuts_are_begins_of_batches_whatever_the_index_says(
+    sizes: list[int], spacing: int, interval: int, damage: bytes | None
+) -> None:
+    fs = SimulatedFileSystem()
+    segment = segment_on(fs, index_interval_bytes=interval)
+    for size in sizes:
+        append(segment, batch([rec(b"k", b"v" * size)]))
+    if damage is not None:
+        raw = bytearray(segment.offset_index.raw())
+        raw[: len(damage)] = damage
+        fs.open(segment.path(FileKind.INDEX), writable=True).pwrite(bytes(raw[: len(raw) - len(raw) % 8]), 0)
+    begins = [header.position for header in segment.headers()]
+    cuts = segment.cuts(spacing)
+    assert set(cuts) <= set(begins[1:])
+    assert cuts == sorted(set(cuts))
+    if damage is None:
+        indexed = [entry.position for entry in segment.offset_index.items()]
+        wanted = [
+            next((at for at in indexed if at >= position), None)
+            for position in range(spacing, segment.size_bytes, spacing)
+        ]
+        assert cuts == sorted({at for at in wanted if at is not None})
