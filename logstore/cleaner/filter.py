@@ -142,7 +142,7 @@ class Workshop:
     def __init__(self, offset_map: DedupeMap, *, limits: Limits) -> None:
         self.offset_map = offset_map
         self.decoder = Decoder(limits=limits, headers=False, control=True)
-        self.memory = Memory(blocks=4)
+        self.memory = Memory(blocks=3)
 
 
 class Filter:

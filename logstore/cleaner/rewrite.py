@@ -34,7 +34,7 @@ from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
 
-_AHEAD = 2  # pieces that may lie there, done, while the one before them is not
+_AHEAD = 1  # pieces that may lie there, done, while one before them is not
 
 
 class Source:
@@ -127,7 +127,7 @@ class OpenGroup:
 class GroupWriter:
     """Rewrites the groups of one pass, in the order of the log where it has transactions, in any order where not."""
 
-    piece_bytes = 8 << 20  # verdicts are quick, so that what is done once a piece counts
+    piece_bytes = 4 << 20  # verdicts are quick, so that what is done once a piece counts
 
     def __init__(
         self,
