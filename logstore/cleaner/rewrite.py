@@ -276,20 +276,23 @@ class GroupWriter:
         if piece.position == 0:
             base_offset = source.segment.base_offset
             self._transactions.add(aborted_between(self._fs, work, base_offset, work.following(source.segment)))
-        for chunk in self._chunks(source, piece.position, piece.end_position, shop.memory):
+        begin, end = piece.position, piece.end_position
+        for chunk in self._chunks(source, begin, end, verify_crc=source.verify_crc, memory=shop.memory):
             self._throttle.take(len(chunk.data))
             self._progress("rewrite", len(chunk.data))
             for part in rules.parts(chunk, keep_legacy_tombstones=source.keep_legacy_tombstones):
                 yield chunk, part
 
-    def _chunks(self, source: Source, position: int, end: int, memory: Memory | None = None) -> Iterator[Chunk]:
+    def _chunks(
+        self, source: Source, position: int, end: int, *, verify_crc: bool, memory: Memory | None = None
+    ) -> Iterator[Chunk]:
         return read_batches(
             source.file(),
             position,
             end,
             limits=self._work.limits,
             chunk_bytes=self._chunk_bytes,
-            verify_crc=source.verify_crc and memory is not None,
+            verify_crc=verify_crc,
             memory=memory,
         )
 
@@ -376,8 +379,8 @@ class GroupWriter:
         )
 
     def _copy(self, source: Source, position: int, end: int, output: LogSegment) -> None:
-        """What was found unchanged, as it is."""
-        for chunk in self._chunks(source, position, end):
+        """What was found unchanged, and sound, as it is."""
+        for chunk in self._chunks(source, position, end, verify_crc=False):
             self._throttle.take(len(chunk.data))
             self._append(output, EncodedBatches(chunk.data, chunk.table))
 
