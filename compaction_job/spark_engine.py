@@ -1,12 +1,14 @@
-"""The work of a pass as Spark tasks: ranges are indexed side by side, one task merges the maps, groups are rewritten in
-waves. Only counts come back to the driver, which swaps each wave in before it starts the next.
+"""The work of a pass as Spark tasks: ranges are indexed side by side, one task merges the maps, groups are rewritten by
+a job each, several at once. Only counts come back to the driver, which swaps them in, in order.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,17 +61,30 @@ class SparkEngine:
     def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
         assert self._part is not None
         part = replace(self._part, indexed=indexed)
+        cores = self._cores()
+        at_once = max(min(self._groups_at_once, cores + 1), 1)  # one more waits, planned, for a core
+        jobs = [[group] for group in groups]
         if work.has_transactions:  # what a transaction left in one group matters in the next
-            waves = [[list(groups)]] if groups else []
-        else:
-            at_once = max(min(self._groups_at_once, self._cores()), 1)
-            waves = [[[group] for group in groups[at : at + at_once]] for at in range(0, len(groups), at_once)]
-        for wave in waves:
-            task = partial(rewrite_task, work, folder, part, wave)
-            for cleaned in self._run(task, len(wave)):
-                for done in cleaned:
-                    self._progress("rewrite", done.read_bytes)
-                    yield done
+            jobs, at_once = [list(groups)] if groups else [], 1
+        with ThreadPoolExecutor(at_once) as pool:
+            waiting: deque[Future[list[Any]]] = deque()
+            try:
+                for job in jobs:
+                    if len(waiting) == at_once:
+                        yield from self._cleaned(waiting.popleft())
+                    task = partial(rewrite_task, work, folder, part, job, tasks=min(at_once, cores))
+                    waiting.append(pool.submit(self._run, task, 1))
+                while waiting:
+                    yield from self._cleaned(waiting.popleft())
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _cleaned(self, future: Future[list[Any]]) -> Iterator[Cleaned]:
+        for cleaned in future.result():
+            for done in cleaned:
+                self._progress("rewrite", done.read_bytes)
+                yield done
 
     def _run(self, task: Task, count: int) -> list[Any]:
         """The reports of `count` tasks in order; raises the first error among them."""

@@ -97,19 +97,21 @@ def rewrite_task(
     work: PassWork,
     folder: str,
     part: Part,
-    groups: Sequence[Sequence[tuple[SourceSegment, ...]]],
+    groups: Sequence[tuple[SourceSegment, ...]],
     number: int,
+    *,
+    tasks: int,
 ) -> list[Cleaned]:
-    """The groups of one task, one after the other, into a folder of its own."""
+    """The groups of one task, one after the other, into a folder of its own; `tasks` are at work at the same time."""
     check_sees(work, folder)
     mine = os.path.join(folder, uuid.uuid4().hex)
     os.mkdir(mine)
     offset_map = DedupeMap.load(part.path, work.map_settings)
-    throttle = Throttle(work.bytes_per_second / len(groups))
+    throttle = Throttle(work.bytes_per_second / tasks)
     writer = GroupWriter(OS_FILES, work, part.indexed, offset_map, mine, throttle=throttle)
     # The executor's name: its Python processes have one parent, and executors may share a host.
     executor = f"{os.uname().nodename}:{os.getppid()}"
-    return [replace(writer.clean(group), worker=executor) for group in groups[number]]
+    return [replace(writer.clean(group), worker=executor) for group in groups]
 
 
 def _saved(offset_map: DedupeMap, folder: str) -> str:

@@ -254,10 +254,10 @@ class DedupeMap:
         if self.used + other.used >= self.keys_max:
             return False
         if other.used > self._block[slots.K_ROOM]:
-            self.grow(max(other.used, self.expected()))
+            self.grow(other.used)
         # Most keys may be in both: there is only as much room made as is needed, and what is in already stays the same.
         while kernels().merge_maps(address_of(other._memory), other.slots, address_of(self._block)) == FULL:
-            grown = self.grow(self.expected())
+            grown = self.grow()
             assert grown
         return True
 
