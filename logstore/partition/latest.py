@@ -20,7 +20,6 @@ from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.offset_map import SLOT_BYTES, OffsetMap, new_secret
 from logstore.records.survivors import Survivors
-from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAGIC, SKIP
 from logstore.segment.segment import LogSegment
 
 DEFAULT_MEMORY_BYTES = 512 << 20
@@ -175,8 +174,7 @@ def _deliver(
     decoder = Decoder(limits=limits, headers=headers)
     for chunk in read_chunks(view, low, high, limits=limits, committed=committed, verify_crc=False):
         if survivors is not None:
-            table = chunk.table
-            table[:, SKIP] |= (table[:, MAGIC] == 2) & survivors.none_in(table[:, BASE_OFFSET], table[:, LAST_OFFSET])
+            survivors.skip_superseded(chunk.table)
         for first, last in decoder.opened(chunk.data, chunk.table, file=chunk.file, base_position=chunk.position):
             keep, kept = offset_map.keep(
                 chunk.table,

@@ -496,17 +496,26 @@ def _add(block, slot, value):
 
 
 @njit(nogil=True, error_model="numpy")
-def _none_survives(block, first_offset, last_offset):
-    """Whether it is known that no offset of the range is a key's last."""
-    bits = _slot(block, B_SURVIVORS)
-    begin = first_offset - _slot(block, B_SURVIVORS_FIRST)
-    end = last_offset - _slot(block, B_SURVIVORS_FIRST)
-    if bits == 0 or begin < 0 or last_offset >= _slot(block, B_SURVIVORS_END):
+def _none_survives(row, bits, known_from, known_to):
+    """Whether it is known that no offset of the batch is a key's last."""
+    first = _slot(row, BASE_OFFSET)
+    last = _slot(row, LAST_OFFSET)
+    if bits == 0 or _slot(row, MAGIC) != 2 or first < known_from or last >= known_to:
         return False
     found = 0
-    for byte in range(begin >> 3, (end >> 3) + 1):  # neighbours' bits may lie in the first and the last
+    for byte in range((first - known_from) >> 3, ((last - known_from) >> 3) + 1):  # others' bits may be in both ends
         found |= load8(bits + byte)
     return found == 0
+
+
+@njit(nogil=True, error_model="numpy")
+def skip_superseded(table, count, bits, known_from, known_to):
+    """Mark the batches SKIP of which nothing survives; `bits` are as K_SURVIVORS."""
+    for b in range(count):
+        row = table + b * ROW_BYTES
+        if _none_survives(row, bits, known_from, known_to):
+            _set_slot(row, SKIP, 1)
+    return OK
 
 
 @njit(nogil=True, error_model="numpy")
@@ -516,6 +525,9 @@ def judge_batches(table, count, block):
     """
     now_ms = _slot(block, B_NOW_MS)
     marks = _slot(block, B_MARKS)
+    bits = _slot(block, B_SURVIVORS)
+    known_from = _slot(block, B_SURVIVORS_FIRST)
+    known_to = _slot(block, B_SURVIVORS_END)
     for b in range(count):
         row = table + b * ROW_BYTES
         mark = marks + b * MARK_BYTES
@@ -530,7 +542,7 @@ def judge_batches(table, count, block):
             _add(block, B_MARKERS if control else B_ABORTED, records)
         elif control:
             _set_slot(mark, MARK_KEPT, records)
-        elif v2 and _none_survives(block, _slot(row, BASE_OFFSET), _slot(row, LAST_OFFSET)):
+        elif _none_survives(row, bits, known_from, known_to):
             skip = True
             _add(block, B_SUPERSEDED, records)
         _set_slot(row, SKIP, 1 if skip else 0)
@@ -1002,6 +1014,7 @@ KERNELS = {
     "index_keys": 4,
     "merge_maps": 3,
     "mark_offsets": 6,
+    "skip_superseded": 5,
     "judge_batches": 3,
     "judge": 4,
     "choose_actions": 4,

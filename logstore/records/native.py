@@ -55,6 +55,7 @@ class Kernels:
     index_keys: Callable[[int, int, int, int], int]
     merge_maps: Callable[[int, int, int], int]
     mark_offsets: Callable[[int, int, int, int, int, int], int]
+    skip_superseded: Callable[[int, int, int, int, int], int]
     judge_batches: Callable[[int, int, int], int]
     judge: Callable[[int, int, int, int], int]
     choose_actions: Callable[[int, int, int, int], int]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logstore.records.native import address_of, kernels
+from logstore.records.table import BatchTable
 
 #: beyond this the bits take more memory than they are worth, unless they are needed
 SURVIVOR_BYTES_MAX = 32 << 20
@@ -45,16 +46,8 @@ class Survivors:
         kernels().mark_offsets(address_of(memory), slots, slot_bytes, first_offset, end_offset, address_of(bits))
         return cls(first_offset, end_offset, bits)
 
-    def none_in(
-        self, first_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
-        """Which of these ranges surely hold none."""
-        within = (first_offsets >= self.first_offset) & (last_offsets < self.end_offset)
-        if not within.any():
-            return within
-        begins = (first_offsets[within] - self.first_offset) // 8
-        ends = (last_offsets[within] - self.first_offset) // 8 + 1
-        found = np.maximum.reduceat(self.bits, np.stack((begins, ends), axis=1).reshape(-1))[::2]
-        none = within.copy()
-        none[within] = found == 0
-        return none
+    def skip_superseded(self, table: BatchTable) -> None:
+        """Mark the batches SKIP that surely hold none."""
+        kernels().skip_superseded(
+            address_of(table), len(table), address_of(self.bits), self.first_offset, self.end_offset
+        )
