@@ -56,13 +56,15 @@ class SharedMap:
             if self._too_small or view.slots != self.map.slots:
                 return
             self._growing = True
-            self._moved.wait_for(lambda: self._filling == 0)
-            self.map.used = int(self.used[0])
-            expected = self.map.expected(self._unfinished)
-            self._unfinished = 0
-            self._too_small = expected >= self.map.keys_max or not self.map.grow(expected)
-            self._growing = False
-            self._moved.notify_all()
+            try:
+                self._moved.wait_for(lambda: self._filling == 0)
+                self.map.used = int(self.used[0])
+                expected = self.map.expected(self._unfinished)
+                self._unfinished = 0
+                self._too_small = expected >= self.map.keys_max or not self.map.grow(expected)
+            finally:
+                self._growing = False
+                self._moved.notify_all()
 
     def close(self) -> bool:
         """Whether all keys are in the map, as if it had been filled in order."""
