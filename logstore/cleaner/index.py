@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 
 import numpy as np
 
@@ -109,42 +110,36 @@ def build_map(
     """The map of all keys from the first dirty offset on, as far as it reaches. Raises CorruptBatch, CorruptIndex."""
     began = time.monotonic()
     ranges = split_dirty(fs, work, threads if pool is not None else 1)
+    read_bytes = 0
 
     def index(target: DedupeMap | Filler, part: DirtyRange) -> Indexed:
         return index_range(fs, work, target, part, throttle=throttle, progress=progress)
 
-    found = None
-    read_bytes = 0
+    def new_map() -> DedupeMap:
+        return DedupeMap(work.map_settings, records=sum(part.offsets for part in ranges))
+
     if len(ranges) == 1 or pool is None:
-        offset_map = _new_map(work, ranges)
+        offset_map = new_map()
         found = index(offset_map, ranges[0])
-    elif work.map_settings.order == ORDER_OFFSET:
-        shared = SharedMap(_new_map(work, ranges))
-        parts = list(pool.map(index, [Filler(shared) for _ in ranges], ranges))
-        read_bytes = sum(part.read_bytes for part in parts)
-        if shared.close():
+    else:
+        shared = SharedMap(new_map()) if work.map_settings.order == ORDER_OFFSET else None
+        parts = [] if shared is None else list(pool.map(index, [Filler(shared) for _ in ranges], ranges))
+        if shared is not None and shared.close():
             offset_map = shared.map
-            found = replace(parts[0], keys=offset_map.used)
-            for part in parts[1:]:
-                found = _added(found, part, offset_map)
-            read_bytes = 0
+            found = reduce(partial(_added, offset_map), parts)
         else:
-            shared.map.release()
-    if found is None:
-        assert pool is not None
-        offset_map = _new_map(work, ranges)
-        share = partial_keys(work.map_settings, len(ranges) - 1)
-        maps = [offset_map]
-        maps += [DedupeMap(work.map_settings, keys_max=share, records=part.offsets) for part in ranges[1:]]
-        parts = list(pool.map(index, maps, ranges))
-        found = merge_ranges(fs, work, maps, parts, throttle=throttle, progress=progress)
+            if shared is not None:
+                shared.map.release()
+                read_bytes = sum(part.read_bytes for part in parts)
+            offset_map = new_map()
+            share = partial_keys(work.map_settings, len(ranges) - 1)
+            others = [DedupeMap(work.map_settings, keys_max=share, records=part.offsets) for part in ranges[1:]]
+            maps = [offset_map, *others]
+            parts = list(pool.map(index, maps, ranges))
+            found = merge_ranges(fs, work, maps, parts, throttle=throttle, progress=progress)
     if work.map_settings.order != ORDER_OFFSET:
         read_bytes += weigh_older(fs, work, offset_map, throttle=throttle, progress=progress)
     return offset_map, replace(found, read_bytes=found.read_bytes + read_bytes, seconds=time.monotonic() - began)
-
-
-def _new_map(work: PassWork, ranges: Sequence[DirtyRange]) -> DedupeMap:
-    return DedupeMap(work.map_settings, records=sum(part.offsets for part in ranges))
 
 
 def partial_keys(settings: MapSettings, maps: int) -> int:
@@ -169,17 +164,17 @@ def merge_ranges(
             break
         fits = maps[0].merge(maps[number])
         if fits:
-            done = _added(done, parts[number], maps[0])
+            done = _added(maps[0], done, parts[number])
         if not fits or parts[number].is_full:
             for other in maps[number:]:
                 other.release()
             rest = DirtyRange.of(work, done.end_offset)
             again = index_range(fs, work, maps[0], rest, throttle=throttle, progress=progress)
-            return _added(done, again, maps[0])
+            return _added(maps[0], done, again)
     return done
 
 
-def _added(before: Indexed, after: Indexed, offset_map: DedupeMap) -> Indexed:
+def _added(offset_map: DedupeMap, before: Indexed, after: Indexed) -> Indexed:
     return Indexed(
         after.end_offset,
         offset_map.used,
