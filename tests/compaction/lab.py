@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from logstore.cleaner.cleaner import clean_partition
+from logstore.cleaner.cleaner import clean_partition, plan_pass
 from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.eligibility import Cleanable, CleanerFacts, CleanerRules, SegmentAge, cleanable
 from logstore.cleaner.filter import LastRecord
-from logstore.cleaner.work import CleaningOptions, PassReport
+from logstore.cleaner.work import CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.files import OS_FILES
@@ -109,6 +109,20 @@ class Lab:
             threads=threads,
             folder=self.folder,
             options=options or CleaningOptions(),
+        )
+
+    def work(self, map_settings: MapSettings) -> PassWork:
+        """A pass over all there is."""
+        return plan_pass(
+            OS_FILES,
+            self.directory,
+            self.state,
+            partition=self.partition,
+            config=self.config,
+            first_uncleanable_offset=self.end,
+            now_ms=NOW_MS,
+            map_settings=map_settings,
+            producers={},
         )
 
     def reader(self) -> PartitionReader:

@@ -8,28 +8,12 @@ from pathlib import Path
 import pytest
 
 from compaction.lab import NOW_MS, Lab
-from logstore.cleaner.cleaner import plan_pass
 from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.cleaner.index import index_range, merge_ranges, split_dirty
-from logstore.cleaner.work import PassWork
 from logstore.files import OS_FILES
 from logstore.records.record import Record
 
 SETTINGS = MapSettings(buffer_bytes=1 << 20)
-
-
-def work_of(lab: Lab) -> PassWork:
-    return plan_pass(
-        OS_FILES,
-        lab.directory,
-        lab.state,
-        partition=lab.partition,
-        config=lab.config,
-        first_uncleanable_offset=lab.end,
-        now_ms=NOW_MS,
-        map_settings=SETTINGS,
-        producers={},
-    )
 
 
 def appended(lab: Lab, rng: random.Random, records: int, keys: int, codec_id: int = 0) -> None:
@@ -54,7 +38,7 @@ def test_ranges_hold_every_record_once(
     if compacted_before:
         lab.compact()
         appended(lab, rng, 500, 60, codec_id)
-    work = work_of(lab)
+    work = lab.work(SETTINGS)
     dirty = [record for record in lab.records() if record.offset >= work.first_dirty_offset]
     last = {record.key: record.offset for record in dirty}
     batches = {record.offset for record in dirty}

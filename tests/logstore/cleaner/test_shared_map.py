@@ -12,12 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from compaction.lab import NOW_MS, Lab
-from logstore.cleaner.cleaner import plan_pass
+from compaction.lab import Lab
 from logstore.cleaner.dedupe_map import MD5, SIPHASH, DedupeMap, MapSettings, Put
 from logstore.cleaner.index import build_map, index_range, open_source, split_dirty
 from logstore.cleaner.shared_map import Filler, SharedMap
-from logstore.cleaner.work import PassWork
 from logstore.files import OS_FILES
 from logstore.records.decoder import Decoder
 from logstore.records.table import BASE_OFFSET, SKIP
@@ -30,20 +28,6 @@ def filled(lab: Lab, ids: list[int]) -> None:
         for at in range(0, len(ids), 5_000):
             log.append_columns(batch.slice(at, 5_000))
         lab.end = log.roll()
-
-
-def work_of(lab: Lab, settings: MapSettings) -> PassWork:
-    return plan_pass(
-        OS_FILES,
-        lab.directory,
-        lab.state,
-        partition=lab.partition,
-        config=lab.config,
-        first_uncleanable_offset=lab.end,
-        now_ms=NOW_MS,
-        map_settings=settings,
-        producers={},
-    )
 
 
 def offsets_of(offset_map: DedupeMap, end: int) -> list[int]:
@@ -65,7 +49,7 @@ def test_all_keys_get_their_last_offset(tmp_path: Path, seed: int, threads: int,
     ids = [rng.randrange(keys) for _ in range(300_000)]
     lab = Lab(tmp_path, segment_bytes=2 << 20)
     filled(lab, ids)
-    work = work_of(lab, MapSettings(buffer_bytes=16 << 20, algorithm=algorithm))
+    work = lab.work(MapSettings(buffer_bytes=16 << 20, algorithm=algorithm))
     with ThreadPoolExecutor(threads) as pool:
         offset_map, indexed = build_map(OS_FILES, work, pool=pool, threads=threads)
     expected = last_offsets(ids)
@@ -91,7 +75,7 @@ def test_a_map_that_is_too_small_ends_where_one_filled_in_order_does(
     lab = Lab(tmp_path, segment_bytes=1 << 20)
     filled(lab, ids)
     settings = MapSettings(buffer_bytes=24 * keys_max, load_factor=1.0)
-    work = work_of(lab, settings)
+    work = lab.work(settings)
     end, known = 0, set[int]()
     while end < len(ids) and len(known) < keys_max:  # Kafka stops at any record then, even one of a key it knows
         known.add(ids[end])
@@ -107,7 +91,7 @@ def test_one_that_will_not_do_is_given_up_early(tmp_path: Path) -> None:
     """Nearly each record has a key of its own: that is seen long before the budget is spent."""
     lab = Lab(tmp_path, segment_bytes=64 << 20)
     filled(lab, list(range(400_000)))
-    work = work_of(lab, MapSettings(buffer_bytes=24 * 200_000))
+    work = lab.work(MapSettings(buffer_bytes=24 * 200_000))
     shared = SharedMap(DedupeMap(work.map_settings, records=400_000))
     filler = Filler(shared)
     ranges = split_dirty(OS_FILES, work, 1)
@@ -123,7 +107,7 @@ def test_the_greater_offset_wins_whoever_comes_first(tmp_path: Path) -> None:
     count = 20_000
     lab = Lab(tmp_path, segment_bytes=64 << 20)
     filled(lab, 3 * list(range(count)))
-    work = work_of(lab, MapSettings(buffer_bytes=4 << 20))
+    work = lab.work(MapSettings(buffer_bytes=4 << 20))
     segment = open_source(OS_FILES, work, 0)
     (chunk,) = segment.chunks(chunk_bytes=16 << 20)
     table = chunk.table
