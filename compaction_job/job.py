@@ -17,6 +17,7 @@ from os import PathLike, cpu_count
 from typing import TYPE_CHECKING, Any
 
 from compaction_job.estimate import Estimate, estimate_partition
+from compaction_job.tasks import JOB_BYTES
 from logstore.cleaner.cleaner import Engine, LocalEngine
 from logstore.cleaner.work import Cleaned
 from logstore.config import LogConfig
@@ -210,7 +211,8 @@ def compact(
         failures = failures_of(opened, ledger)
         aside = {} if force else still_set_aside(failures, now)
         at_once = max(threads or _threads(opened), 1)
-        plans = _plans(opened, chosen, now, force, aside, at_once, report)
+        job_bytes = 0 if spark is None else JOB_BYTES
+        plans = _plans(opened, chosen, now, force, aside, at_once, job_bytes, report)
         report.plans = plans
         progress.planned(plans)
         if dry_run:
@@ -236,6 +238,7 @@ def compact(
                 force=force,
                 roll_active=roll_active,
                 threads=inside,
+                job_bytes=job_bytes,
                 airflow_run_id=airflow_run_id,
                 failures=aside,
                 stopping=stopping,
@@ -281,6 +284,7 @@ def _plans(
     force: bool,
     aside: Mapping[tuple[str, int], Any],
     threads: int,
+    job_bytes: int,
     report: Report,
 ) -> list[PartitionPlan]:
     plans = []
@@ -296,6 +300,7 @@ def _plans(
                     force=force,
                     failures=aside,
                     threads=threads,
+                    job_bytes=job_bytes,
                     free_bytes=free,
                     flushed=report.dry_run,
                 )

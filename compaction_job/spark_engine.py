@@ -1,5 +1,5 @@
 """The work of a pass as Spark tasks: ranges are indexed side by side, one task merges the maps, groups are rewritten by
-a job each, several at once. Only counts come back to the driver, which swaps them in, in order.
+jobs of a few of them, several at once. Only counts come back to the driver, which swaps them in, in order.
 """
 
 from __future__ import annotations
@@ -13,9 +13,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from compaction_job.tasks import REPORT_SCHEMA, Part, Task, index_task, merge_task, rewrite_task, run_tasks
+from compaction_job.tasks import (
+    JOB_BYTES,
+    REPORT_SCHEMA,
+    Part,
+    Rewritten,
+    Task,
+    index_task,
+    merge_task,
+    rewrite_task,
+    run_tasks,
+)
 from logstore.cleaner.cleaner import Groups
+from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import Progress, no_progress, split_dirty
+from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
 from logstore.files import OS_FILES
 
@@ -61,30 +73,36 @@ class SparkEngine:
     def rewrite(self, work: PassWork, indexed: Indexed, groups: Groups, folder: str) -> Iterator[Cleaned]:
         assert self._part is not None
         part = replace(self._part, indexed=indexed)
+        task = partial(rewrite_task, work, folder, part)
+        if work.has_transactions:  # what one left in a group matters in the next
+            transactions = Transactions()
+            for job in _jobs(groups, 1, self._groups_at_once):
+                done = self._run(partial(task, job, tasks=1, transactions=transactions), 1)
+                yield from self._cleaned(done)
+                transactions = done[0].transactions
+            return
         cores = self._cores()
-        at_once = max(min(self._groups_at_once, cores + 1), 1)  # one more waits, planned, for a core
-        jobs = [[group] for group in groups]
-        if work.has_transactions:  # what a transaction left in one group matters in the next
-            jobs, at_once = [list(groups)] if groups else [], 1
-        with ThreadPoolExecutor(at_once) as pool:
-            waiting: deque[Future[list[Any]]] = deque()
+        jobs = _jobs(groups, cores, self._groups_at_once)
+        with ThreadPoolExecutor(cores + 1) as pool:  # one more waits, planned, for a core
+            waiting: deque[tuple[int, Future[list[Rewritten]]]] = deque()
             try:
                 for job in jobs:
-                    if len(waiting) == at_once:
-                        yield from self._cleaned(waiting.popleft())
-                    task = partial(rewrite_task, work, folder, part, job, tasks=min(at_once, cores))
-                    waiting.append(pool.submit(self._run, task, 1))
+                    while waiting and sum(count for count, _ in waiting) + len(job) > self._groups_at_once:
+                        yield from self._cleaned(waiting.popleft()[1].result())
+                    future = pool.submit(self._run, partial(task, job, tasks=min(len(jobs), cores)), 1)
+                    waiting.append((len(job), future))
                 while waiting:
-                    yield from self._cleaned(waiting.popleft())
+                    yield from self._cleaned(waiting.popleft()[1].result())
             finally:
-                for future in waiting:
+                for _, future in waiting:
                     future.cancel()
 
-    def _cleaned(self, future: Future[list[Any]]) -> Iterator[Cleaned]:
-        for cleaned in future.result():
-            for done in cleaned:
-                self._progress("rewrite", done.read_bytes)
-                yield done
+    def _cleaned(self, done: list[Rewritten]) -> Iterator[Cleaned]:
+        for cleaned in done[0].groups:
+            if isinstance(cleaned, Exception):
+                raise cleaned
+            self._progress("rewrite", cleaned.read_bytes)
+            yield cleaned
 
     def _run(self, task: Task, count: int) -> list[Any]:
         """The reports of `count` tasks in order; raises the first error among them."""
@@ -104,3 +122,19 @@ class SparkEngine:
             return max(self._spark.sparkContext.defaultParallelism, 1)
         except Exception:  # Spark Connect has no context
             return 2
+
+
+def _jobs(groups: Groups, cores: int, groups_at_once: int) -> list[Groups]:
+    """Neighbours together, so that a job has more to do than Spark has to start it, but no core is without one."""
+    sizes = [sum(source.size_bytes for source in group) for group in groups]
+    share = sum(sizes) / max(sum(sizes) // JOB_BYTES, cores)
+    longest = -(-groups_at_once // cores)
+    jobs: list[list[tuple[SourceSegment, ...]]] = []
+    room = 0.0
+    for group, size in zip(groups, sizes, strict=True):
+        if room <= 0 or len(jobs[-1]) == longest:
+            jobs.append([])
+            room += share
+        jobs[-1].append(group)
+        room -= size
+    return list(jobs)

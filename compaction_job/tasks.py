@@ -19,6 +19,7 @@ from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import DirtyRange, index_range, merge_ranges, weigh_older
 from logstore.cleaner.rewrite import GroupWriter
 from logstore.cleaner.throttle import Throttle
+from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
 from logstore.errors import DuramenError, UnsuitableFileSystem
 from logstore.files import OS_FILES
@@ -26,6 +27,9 @@ from logstore.records.marks import ORDER_OFFSET
 
 REPORT_SCHEMA = "number int, report binary"
 _REPORT = pa.schema([("number", pa.int32()), ("report", pa.binary())])
+
+JOB_BYTES = 512 << 20
+"""What a job rewrites at least, where there is as much: to start one takes Spark as long as a hundred megabytes do."""
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[int], object]
@@ -37,6 +41,14 @@ class Part:
 
     indexed: Indexed
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Groups in order, the last one an error if it failed, and what is known of transactions behind them."""
+
+    groups: Sequence[Cleaned | Exception]
+    transactions: Transactions
 
 
 def run_tasks(task: Task) -> Callable[[Batches], Batches]:
@@ -101,17 +113,26 @@ def rewrite_task(
     number: int,
     *,
     tasks: int,
-) -> list[Cleaned]:
+    transactions: Transactions | None = None,
+) -> Rewritten:
     """The groups of one task, one after the other, into a folder of its own; `tasks` are at work at the same time."""
     check_sees(work, folder)
     mine = os.path.join(folder, uuid.uuid4().hex)
     os.mkdir(mine)
     offset_map = DedupeMap.load(part.path, work.map_settings)
     throttle = Throttle(work.bytes_per_second / tasks)
-    writer = GroupWriter(OS_FILES, work, part.indexed, offset_map, mine, throttle=throttle)
+    transactions = transactions or Transactions()
+    writer = GroupWriter(OS_FILES, work, part.indexed, offset_map, mine, throttle=throttle, transactions=transactions)
     # The executor's name: its Python processes have one parent, and executors may share a host.
     executor = f"{os.uname().nodename}:{os.getppid()}"
-    return [replace(writer.clean(group), worker=executor) for group in groups]
+    done: list[Cleaned | Exception] = []
+    for group in groups:
+        try:
+            done.append(replace(writer.clean(group), worker=executor))
+        except (DuramenError, OSError) as error:
+            done.append(error)
+            break
+    return Rewritten(done, transactions)
 
 
 def _saved(offset_map: DedupeMap, folder: str) -> str:

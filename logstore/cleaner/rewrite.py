@@ -34,7 +34,8 @@ from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
 
-_AHEAD = 1  # pieces that may lie there, done, while one before them is not
+_WRITEBACK_BYTES = 8 << 20  # given to the device at once; with many small requests its queue is full, and one waits
+_AHEAD = 2  # pieces that may lie there, done, while one before them is not
 
 
 class Source:
@@ -115,6 +116,8 @@ class OpenGroup:
         self.seconds = 0.0
         #: what is to be written lies there, not durable yet
         self.output: LogSegment | None = None
+        #: so many of it were given to the device
+        self.begun_bytes = 0
 
     def close(self) -> None:
         """No piece of it is in work any more."""
@@ -141,9 +144,10 @@ class GroupWriter:
         progress: Progress = no_progress,
         indexed_here: bool = False,
         threads: int = 1,
+        transactions: Transactions | None = None,
     ) -> None:
         """With `indexed_here` this very process has just read all that was indexed, and checked it. `threads` may
-        rewrite pieces of one group at once.
+        rewrite pieces of one group at once. `transactions` is what is known of them where the first group begins.
         """
         self._ahead = threads + _AHEAD
         self._chunk_bytes = self.piece_bytes * 3 // 2  # a piece, and what it is longer since it ends with a batch
@@ -155,7 +159,7 @@ class GroupWriter:
         self._folder = folder
         self._throttle = throttle
         self._progress = progress
-        self._transactions = Transactions()
+        self._transactions = Transactions() if transactions is None else transactions
         self._idle: list[Workshop] = []
         self._legacy_horizon_ms = self._legacy_horizon()
         self._survivors: Survivors | None = None
@@ -309,12 +313,12 @@ class GroupWriter:
         for part in parts:
             if group.output is None and part.changed:
                 group.output = self._open(source.segment.base_offset)
-                self._copy(source, 0, part.position, group.output)
+                self._copy(group, source, 0, part.position)
             if group.output is not None:
                 if part.changed or part.batches is not None:
-                    self._append(group.output, part.batches)
+                    self._append(group, part.batches)
                 else:
-                    self._copy(source, part.position, part.end_position, group.output)
+                    self._copy(group, source, part.position, part.end_position)
 
     def finish(self, group: OpenGroup) -> Cleaned:
         """Make the output durable. Raises OSError; then nothing of the group is left in the folder."""
@@ -378,15 +382,17 @@ class GroupWriter:
             limits=self._work.limits,
         )
 
-    def _copy(self, source: Source, position: int, end: int, output: LogSegment) -> None:
+    def _copy(self, group: OpenGroup, source: Source, position: int, end: int) -> None:
         """What was found unchanged, and sound, as it is."""
         for chunk in self._chunks(source, position, end, verify_crc=False):
             self._throttle.take(len(chunk.data))
-            self._append(output, EncodedBatches(chunk.data, chunk.table))
+            self._append(group, EncodedBatches(chunk.data, chunk.table))
 
-    def _append(self, output: LogSegment, batches: EncodedBatches | None) -> None:
+    def _append(self, group: OpenGroup, batches: EncodedBatches | None) -> None:
         if batches is None:
             return
+        output = group.output
+        assert output is not None
         placed, reason = output.place(
             batches.data, batches.table, 0, next_offset=0, assign=False, indexes_may_fill=True
         )
@@ -396,7 +402,9 @@ class GroupWriter:
                 file=output.log.path,
                 partition=self._work.partition,
             )
-        output.log.start_writeback(output.size_bytes - len(batches.data), len(batches.data))
+        if output.size_bytes - group.begun_bytes >= _WRITEBACK_BYTES:
+            output.log.start_writeback(group.begun_bytes, output.size_bytes - group.begun_bytes)
+            group.begun_bytes = output.size_bytes
         self._throttle.take(len(batches.data))
         self._progress("write", len(batches.data))
 

@@ -5,7 +5,7 @@ and loaded by llvmlite in about two milliseconds, in this process and every late
 The cache is keyed by the kernels' source, the compiler's version and the processor, so it can never be stale. Where
 no folder is writable the object is compiled for this process alone.
 
-A kernel is called with ints and gives an int; the GIL is released while it runs.
+A kernel is called with ints and gives an int; the GIL is released while it runs, unless it is a quick one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _SOURCES = ("kernels.py", "compaction_kernels.py", "codes.py", "slots.py", "tabl
 _IMAGES_MAX = 8  # kept in a folder: one home may serve processors of several kinds, and releases side by side
 _MAGIC = b"duramen-kernels-1\n"
 _LOADING = threading.Lock()
+#: a few microseconds of work for headers alone: other threads would have to be waited for longer than that
+_QUICK = frozenset({"place", "skip_superseded", "judge_batches", "choose_actions", "rewrite_room"})
 
 
 class Kernels:
@@ -83,7 +85,8 @@ class Kernels:
 
 def _callable(name: str, address: int, parameters: int, engine: object) -> Callable[..., int]:
     # numba's calling convention: int32 status (int64 *result, void **exception, int64...)
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * parameters)
+    kind = ctypes.PYFUNCTYPE if name in _QUICK else ctypes.CFUNCTYPE
+    prototype = kind(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * parameters)
     native = prototype(address)
     byref, c_int64, c_void_p = ctypes.byref, ctypes.c_int64, ctypes.c_void_p
 

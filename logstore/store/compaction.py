@@ -171,13 +171,15 @@ def plan_partition(
     force: bool = False,
     failures: Mapping[tuple[str, int], SetAside] | None = None,
     threads: int = 1,
+    job_bytes: int = 0,
     free_bytes: int | None = None,
     flushed: bool = False,
 ) -> PartitionPlan:
     """Look at one partition; nothing is opened but its state, and first headers where max.compaction.lag.ms is set.
 
     `config` answers what-if. `flushed` looks at it as it will be once it was flushed, and rolled where that is due:
-    a job does so first. Raises UnknownTopic, CorruptState.
+    a job does so first. A thread takes groups of up to `job_bytes` in a row before they are swapped in. Raises
+    UnknownTopic, CorruptState.
     """
     config = config or store.log_config(topic)
     state = store.partition_state(topic, number)
@@ -206,7 +208,9 @@ def plan_partition(
             )
         )
     largest = max((sum(s.size_bytes for s in group) for group in groups), default=0)  # type: ignore[attr-defined]
-    at_once = max(min(threads + 1, len(groups)), 1)  # one is made durable and swapped in while others are written
+    in_a_row = max(job_bytes // largest, 1) if largest else 1
+    # Some are made durable and swapped in while others are written.
+    at_once = max(min((threads + 1) * in_a_row, len(groups)), 1)
     if free_bytes is not None:
         while at_once > 1 and largest * at_once > free_bytes:
             at_once -= 1
@@ -405,6 +409,7 @@ class Context:
     force: bool = False
     roll_active: bool = False
     threads: int = 1
+    job_bytes: int = 0
     airflow_run_id: str | None = None
     failures: Mapping[tuple[str, int], SetAside] = field(default_factory=dict)
     stopping: Callable[[], bool] = lambda: False
@@ -433,6 +438,7 @@ def _plan(context: Context, topic: Topic, number: int) -> PartitionPlan:
         force=context.force,
         failures={} if context.force else context.failures,
         threads=context.threads,
+        job_bytes=context.job_bytes,
         free_bytes=context.store.free_bytes(),
     )
 
