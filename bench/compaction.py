@@ -60,7 +60,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             count = records // 10 if quick else records
             yield _against_kafka(folder, judge, count, keys, codec, cores, times, rounds)
         yield _small_change(folder, judge, 1_000_000 if quick else 4_000_000)
-    yield _two_threads(folder, 2_000_000 if quick else 10_000_000, 2 * rounds + 1)
+    yield _two_threads(folder, 2_000_000 if quick else 10_000_000, 4 * rounds + 1)
     yield _memory(folder, 2_000_000 if quick else 20_000_000)
 
 

@@ -82,7 +82,7 @@ class MapSettings:
 class Put:
     """`stopped_at` is the record that found the map full, `last_offset` the last one taken before it, or -1.
 
-    Where it was full, `records` and `keyless` may have some behind that record.
+    Where it was full, `records` and `keyless` may have some without key behind that record.
     """
 
     records: int

@@ -95,6 +95,7 @@ from logstore.records.slots import (
     K_MAX_OFFSET,
     K_MD5,
     K_MIN_OFFSET,
+    K_NOT_TAKEN,
     K_NOW_MS,
     K_NULLED,
     K_ONLY_KNOWN,
@@ -260,12 +261,13 @@ def _put_held(block, held, count, used):
     room = _slot(block, K_ROOM)
     order = _slot(block, K_ORDER)
     only_known = _slot(block, K_ONLY_KNOWN) != 0
-    for _i in range(count):
+    for i in range(count):
         low = load64_le(held)
         high = load64_le(held + 8)
         offset = load64_le(held + 16)
         if used >= limit and not only_known:  # Kafka stops here, too, even at a key it knows
             _set_slot(block, K_STOP_OFFSET, offset)
+            _set_slot(block, K_NOT_TAKEN, count - i)
             return used, FULL
         slot = _find(map_address, map_slots, slot_bytes, low, high)
         known = load64_le(slot + 16)
@@ -273,6 +275,7 @@ def _put_held(block, held, count, used):
             if not only_known:
                 if used >= room:
                     _set_slot(block, K_STOP_OFFSET, offset)
+                    _set_slot(block, K_NOT_TAKEN, count - i)
                     return used, FULL
                 store64_le(slot, low)
                 store64_le(slot + 8, high)
@@ -304,7 +307,7 @@ def _put_shared(block, held, count):
     slot_bytes = _slot(block, K_SLOT_BYTES)
     room = _slot(block, K_ROOM)
     shared_used = _slot(block, K_SHARED_USED)
-    for _i in range(count):
+    for i in range(count):
         low = load64_le(held)
         high = load64_le(held + 8)
         mark = load64_le(held + 16) + 1
@@ -315,6 +318,7 @@ def _put_shared(block, held, count):
             if known == 0:
                 if add_atomic(shared_used, 1) >= room:
                     add_atomic(shared_used, -1)
+                    _set_slot(block, K_NOT_TAKEN, count - i)
                     return FULL
                 known = compare_and_swap(slot + 16, 0, _CLAIMED)
                 if known == 0:
@@ -345,8 +349,8 @@ def index_keys(table, first, last, block):
     marked SKIP are passed over.
 
     OK, BAD_RECORD with the batch in K_BATCH, or FULL: the record at K_STOP_OFFSET was not taken, K_LAST_OFFSET was the
-    last that was. K_KEYLESS and K_RECORDS count what was seen. With K_ONLY_KNOWN no key is added. With K_SHARED_USED
-    other threads may fill the map at the same time; then FULL does not tell where.
+    last that was. K_RECORDS and K_KEYLESS count what was taken or has no key. With K_ONLY_KNOWN no key is added. With
+    K_SHARED_USED other threads may fill the map at the same time; then FULL does not tell where.
     """
     min_offset = _slot(block, K_MIN_OFFSET)
     max_offset = _slot(block, K_MAX_OFFSET)
@@ -367,6 +371,7 @@ def index_keys(table, first, last, block):
     waiting = 0
     code = OK
     b = first
+    _set_slot(block, K_NOT_TAKEN, 0)
     while b < last and code == OK:
         row = table + b * ROW_BYTES
         if _slot(row, SKIP) == 0:
@@ -428,7 +433,7 @@ def index_keys(table, first, last, block):
             used, code = _put_held(block, scratch, waiting, used)
     _set_slot(block, K_USED, used)
     _set_slot(block, K_BATCH, b)
-    _set_slot(block, K_RECORDS, records)
+    _set_slot(block, K_RECORDS, records - _slot(block, K_NOT_TAKEN))
     _set_slot(block, K_KEYLESS, keyless)
     return code
 

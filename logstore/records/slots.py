@@ -192,7 +192,8 @@ K_SURVIVORS = 29  # a bit for each offset from K_SURVIVORS_FIRST up to K_SURVIVO
 K_SURVIVORS_FIRST = 30
 K_SURVIVORS_END = 31
 K_SHARED_USED = 32  # where threads that fill the map together count its keys; 0: this one fills it alone
-K_SLOTS = 33
+K_NOT_TAKEN = 33
+K_SLOTS = 34
 
 # judge_batches, choose_actions
 B_MARKS = 0

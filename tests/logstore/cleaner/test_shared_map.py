@@ -132,3 +132,21 @@ def test_the_greater_offset_wins_whoever_comes_first(tmp_path: Path) -> None:
             assert shared.close()
             assert offsets_of(shared.map, 3 * count) == list(range(2 * count, 3 * count))
     segment.close(clean=False)
+
+
+@pytest.mark.parametrize("keys_max", [1, 63, 64, 65, 1_000])
+def test_records_that_found_no_room_are_not_counted(tmp_path: Path, keys_max: int) -> None:
+    """How many keys are still to come is told by the few records that had a key twice: each one too many counts."""
+    lab = Lab(tmp_path, segment_bytes=64 << 20)
+    filled(lab, [*range(keys_max // 2), *range(3_000)])
+    settings = MapSettings(buffer_bytes=4 << 20)
+    segment = open_source(OS_FILES, lab.work(settings), 0)
+    (chunk,) = segment.chunks(chunk_bytes=16 << 20)
+    chunk.table[:, SKIP] = 0
+    Decoder().open(chunk.data, chunk.table, 0)
+    for used in (None, np.zeros(1, dtype=np.int64)):  # alone, and as one of several threads
+        offset_map = DedupeMap(settings, keys_max=keys_max).view(used=used)
+        put = offset_map.put_what_fits(chunk.table, 0, len(chunk.table), min_offset=0)
+        assert put.stopped_at is not None
+        assert put.records == keys_max // 2 + keys_max
+    segment.close(clean=False)
