@@ -83,13 +83,14 @@ class SparkEngine:
             return
         cores = self._cores()
         jobs = _jobs(groups, cores, self._groups_at_once)
+        tasks = min(len(jobs), cores, self._groups_at_once)
         with ThreadPoolExecutor(cores + 1) as pool:  # one more waits, planned, for a core
             waiting: deque[tuple[int, Future[list[Rewritten]]]] = deque()
             try:
                 for job in jobs:
                     while waiting and sum(count for count, _ in waiting) + len(job) > self._groups_at_once:
                         yield from self._cleaned(waiting.popleft()[1].result())
-                    future = pool.submit(self._run, partial(task, job, tasks=min(len(jobs), cores)), 1)
+                    future = pool.submit(self._run, partial(task, job, tasks=tasks), 1)
                     waiting.append((len(job), future))
                 while waiting:
                     yield from self._cleaned(waiting.popleft()[1].result())
@@ -128,7 +129,7 @@ def _jobs(groups: Groups, cores: int, groups_at_once: int) -> list[Groups]:
     """Neighbours together, so that a job has more to do than Spark has to start it, but no core is without one."""
     sizes = [sum(source.size_bytes for source in group) for group in groups]
     share = sum(sizes) / max(sum(sizes) // JOB_BYTES, cores)
-    longest = -(-groups_at_once // cores)
+    longest = len(groups) if groups_at_once >= len(groups) else max(groups_at_once // cores, 1)
     jobs: list[list[tuple[SourceSegment, ...]]] = []
     room = 0.0
     for group, size in zip(groups, sizes, strict=True):

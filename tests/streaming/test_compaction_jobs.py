@@ -127,6 +127,7 @@ def test_what_a_job_did_before_a_group_failed_is_swapped_in(spark: Any, tmp_path
         ([100] * 9, 2, 9, [5, 4]),  # a job for each core
         ([100] * 9, 1, 9, [9]),
         ([100] * 9, 2, 2, [1] * 9),  # so little room for outputs
+        ([100] * 20, 2, 7, [3] * 6 + [2]),  # two fit
         ([600] * 3, 1, 9, [1, 1, 1]),
         ([200] * 10, 2, 10, [4, 3, 3]),
         ([1000, 10, 10, 10], 2, 8, [1, 3]),
