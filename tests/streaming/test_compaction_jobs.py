@@ -62,14 +62,12 @@ def lab_of(root: Path, rng: random.Random, *, transactions: bool) -> Lab:
     return lab
 
 
-def compact(lab: Lab, engine: Engine) -> tuple[dict[str, bytes], list[Cleaned]]:
-    """The files a pass leaves, and the groups that were swapped in; both are there when it fails, too."""
+def compact(lab: Lab, engine: Engine, swapped: list[Cleaned]) -> dict[str, bytes]:
+    """The files a pass leaves; the groups that were swapped in are added, also when it fails."""
     os.makedirs(lab.folder)
-    swapped: list[Cleaned] = []
     work = lab.work(MapSettings(buffer_bytes=1 << 20))
     run_pass(OS_FILES, work, engine=engine, state_path=lab.state_path, folder=lab.folder, swapped=swapped.append)
-    files = {path.name: path.read_bytes() for path in Path(lab.directory).iterdir() if path.suffix != ".deleted"}
-    return files, swapped
+    return {path.name: path.read_bytes() for path in Path(lab.directory).iterdir() if path.suffix != ".deleted"}
 
 
 def again(lab: Lab, root: Path) -> Lab:
@@ -85,20 +83,21 @@ def test_the_same_files_whatever_the_jobs(
     spark: Any, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, transactions: bool
 ) -> None:
     lab = lab_of(tmp_path / "first", random.Random(seed), transactions=transactions)
-    expected, groups = compact(again(lab, tmp_path / "local"), LocalEngine(OS_FILES))
+    groups: list[Cleaned] = []
+    expected = compact(again(lab, tmp_path / "local"), LocalEngine(OS_FILES), groups)
     assert len(groups) > 8
     for job_bytes, at_once in ((1, 1), (1, 3), (SEGMENT_BYTES * 3, 9), (1 << 30, 1000)):
         monkeypatch.setattr(spark_engine, "JOB_BYTES", job_bytes)
         engine = SparkEngine(spark, str(tmp_path), groups_at_once=at_once)
-        files, swapped = compact(again(lab, tmp_path / f"{job_bytes}-{at_once}"), engine)
-        assert files == expected
+        swapped: list[Cleaned] = []
+        assert compact(again(lab, tmp_path / f"{job_bytes}-{at_once}"), engine, swapped) == expected
         assert [each.counts for each in swapped] == [each.counts for each in groups]
 
 
 def test_what_a_job_did_before_a_group_failed_is_swapped_in(spark: Any, tmp_path: Path) -> None:
     lab = Lab(tmp_path, segment_bytes=SEGMENT_BYTES)
     lab.append(*([Record(b"k%d" % number, b"old" * 30, NOW_MS)] for number in range(60)), roll=True)
-    compact(lab, LocalEngine(OS_FILES))
+    compact(lab, LocalEngine(OS_FILES), [])
     shutil.rmtree(lab.folder)
     lab.append([Record(b"k%d" % number, b"new", NOW_MS) for number in range(0, 60, 3)], roll=True)
     damaged = sorted(Path(lab.directory).glob("*.log"))[3]
@@ -106,17 +105,9 @@ def test_what_a_job_did_before_a_group_failed_is_swapped_in(spark: Any, tmp_path
     data[-1] ^= 1
     damaged.write_bytes(data)
     base = int(damaged.stem)
-    os.makedirs(lab.folder)
     swapped: list[Cleaned] = []
     with pytest.raises(CorruptBatch, match=damaged.stem):
-        run_pass(
-            OS_FILES,
-            lab.work(MapSettings(buffer_bytes=1 << 20)),
-            engine=SparkEngine(spark, str(tmp_path), groups_at_once=1000),
-            state_path=lab.state_path,
-            folder=lab.folder,
-            swapped=swapped.append,
-        )
+        compact(lab, SparkEngine(spark, str(tmp_path), groups_at_once=1000), swapped)
     assert [each.changed for each in swapped] == [True] * 3
     assert swapped[-1].base_offset < base
 
