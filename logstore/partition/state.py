@@ -44,6 +44,16 @@ class SwapNote:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """Offsets whose records damage took: from `base_offset` up to, but not including, `end_offset`."""
+
+    base_offset: int
+    end_offset: int
+    reason: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionState:
     generation: int = 0
     log_start_offset: int = 0
@@ -61,6 +71,10 @@ class PartitionState:
     next_horizon_ms: int | None = None
     #: whether there may be batches of transactions: they stay when their producers have long expired
     transactions: bool = True
+    #: below this a swap may have taken superseded records out, although the pass has not moved `first_dirty_offset` yet
+    thinned_offset: int = 0
+    #: what damage cost, by offset; a gap that is listed here is not compaction
+    losses: tuple[Loss, ...] = ()
 
     def with_segments(self, segments: tuple[SegmentEntry, ...], *, log_start_offset: int) -> PartitionState:
         """The next generation with another list, of a log that is being written."""
@@ -85,6 +99,8 @@ def encode_state(state: PartitionState) -> bytes:
         "closed": state.closed,
         "next_horizon_ms": state.next_horizon_ms,
         "transactions": state.transactions,
+        "thinned_offset": state.thinned_offset,
+        "losses": [[loss.base_offset, loss.end_offset, loss.reason, loss.since_ms] for loss in state.losses],
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
@@ -137,7 +153,16 @@ def _from_json(body: object) -> PartitionState:
         body.get("closed") is True,
         _horizon(body.get("next_horizon_ms")),
         body.get("transactions", True) is not False,
+        # Of an older version: whatever its passes finished.
+        _natural(body.get("thinned_offset", body["first_dirty_offset"])),
+        tuple(_loss(*loss) for loss in body.get("losses", ())),
     )
+
+
+def _loss(base: object, end: object, reason: object, since_ms: object) -> Loss:
+    if not isinstance(reason, str) or _natural(base) >= _natural(end):
+        raise ValueError(f"loss {base!r} to {end!r}")
+    return Loss(_natural(base), _natural(end), reason, _natural(since_ms))
 
 
 def _horizon(value: object) -> int | None:
