@@ -863,13 +863,13 @@ class PartitionLog:
     def _start_anew(self, offset: int) -> None:
         """Remove everything and go on at `offset` with one empty segment.
 
-        A log start that rises is on disk first, so a log that is half removed begins anew there; one that falls comes
-        last.
+        A log start that rises is on disk first; one that falls comes last. Segments go from the highest down, so that a
+        log that is half removed is a shorter one, never one whose start moved by itself.
         """
         self._lower_recovery_point(offset)
         self._log_start = max(self._log_start, offset)
         self._save_state()
-        for segment in self._segments:
+        for segment in reversed(self._segments):
             mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
         self._fs.fsync_dir(self.directory)
         self._segments = [self._new_segment(offset)]

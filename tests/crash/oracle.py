@@ -133,9 +133,10 @@ def bounds(model: Model, under_way: Operation | None, *, durable_end: int, now_m
         elif under_way.kind == "retain":
             start_max = model.log_end
         elif under_way.kind == "anew":
+            # Half done, it leaves a shorter log: segments go from the highest down.
             empty_at = (under_way.offset, max(under_way.offset, model.log_start))
-            if model.log_start < under_way.offset < model.log_end:
-                start_max = model.log_end
+            start_max = max(start_max, under_way.offset)
+            end_min = 0
     return Bounds(entries, end_min, end_max, model.log_start, start_max, empty_at)
 
 

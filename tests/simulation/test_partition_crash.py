@@ -238,6 +238,10 @@ BEGINNING_ANEW = (
     _behind_end("anew", 3),
     _append(3),
     _flush(),
+    _append(8),
+    _append(8),
+    _flush(),
+    lambda log: Operation("anew", offset=log.log_start_offset - 3),
     _append(2),
 )
 CLOSING = (_append(8), _batch(11, 2), _plain("reopen"), _append(6), _plain("roll"), _plain("reopen"), _append(2))
