@@ -221,7 +221,7 @@ def run_pass(
     for done in engine.rewrite(work, indexed, groups, folder):
         if done.changed:
             with locked():
-                _install(fs, work, state_path, folder, done)
+                _install(fs, work, indexed, state_path, folder, done)
         cleaned.append(done)
         _tally(report, done)
         swapped(done)
@@ -254,7 +254,7 @@ def wanted_buffer(work: PassWork, indexed: Indexed) -> int:
     return work.map_settings.buffer_for(int(keys))
 
 
-def _install(fs: FileSystem, work: PassWork, state_path: str, folder: str, done: Cleaned) -> None:
+def _install(fs: FileSystem, work: PassWork, indexed: Indexed, state_path: str, folder: str, done: Cleaned) -> None:
     state = _state(fs, work, state_path)
     sizes = {entry.base_offset: entry.size_bytes for entry in state.segments}
     for source in done.sources:
@@ -273,6 +273,7 @@ def _install(fs: FileSystem, work: PassWork, state_path: str, folder: str, done:
         new=SegmentEntry(done.base_offset, done.size_bytes, done.largest_timestamp_ms),
         old_bases=[source.base_offset for source in done.sources],
         dropped_tombstones=done.counts.removed.get(TOMBSTONE, 0),
+        thinned_offset=indexed.end_offset if any(done.counts.removed.values()) else None,
     )
 
 

@@ -74,7 +74,7 @@ from logstore.records.table import (
     SIZE,
     BatchTable,
 )
-from logstore.segment.names import FileKind
+from logstore.segment.names import FileKind, parse_file_name
 from logstore.segment.segment import LogSegment, RollLimits
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
@@ -1064,9 +1064,12 @@ class PartitionLog:
 
 
 def _unknown_state(fs: FileSystem, directory: str, log_start_offset: int) -> PartitionState:
-    """Of a log without a state file: anything may have been written to it, unless it is new."""
-    new = not fs.exists(directory) or not any(name.endswith(FileKind.LOG.value) for name in fs.listdir(directory))
-    return PartitionState(log_start_offset=log_start_offset, transactions=not new)
+    """Of a log without a state file: anything may have been written to it, and compacted, unless it is new."""
+    names = fs.listdir(directory) if fs.exists(directory) else []
+    logs = [found for name in names if (found := parse_file_name(name)) is not None and found.kind is FileKind.LOG]
+    # Compaction never touches the last segment.
+    last_base = max((found.base_offset for found in logs), default=0)
+    return PartitionState(log_start_offset=log_start_offset, transactions=bool(logs), thinned_offset=last_base)
 
 
 def _with_offsets(table: BatchTable, next_offset: int) -> BatchTable:

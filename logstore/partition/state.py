@@ -75,6 +75,29 @@ class PartitionState:
     thinned_offset: int = 0
     #: what damage cost, by offset; a gap that is listed here is not compaction
     losses: tuple[Loss, ...] = ()
+    #: what unfinished passes have thinned begins here: below it nothing changed since `first_dirty_offset` moved
+    thinned_base_offset: int = 0
+
+    @property
+    def is_half_thinned(self) -> bool:
+        """Whether a pass that did not finish has swapped in groups that lack records."""
+        return self.thinned_offset > self.first_dirty_offset
+
+    def exact_from(self, offset: int) -> int | None:
+        """None when the records below `offset` still give the state as it was there; else the first offset that does.
+
+        Compaction removes a record for the sake of a later one, which lies below the end of the pass's map. From that
+        end on nothing is missed, also when the pass stopped half way. Below the log start everything is gone.
+        """
+        first_exact = max(self.first_dirty_offset, self.log_start_offset)
+        if self.is_half_thinned and max(offset, first_exact) > self.thinned_base_offset:
+            first_exact = max(self.thinned_offset, self.log_start_offset)
+        return first_exact if offset < first_exact else None
+
+    def thinned(self, base_offset: int, map_end_offset: int) -> PartitionState:
+        """With a group noted that begins at `base_offset` and lost records to later ones below the map's end."""
+        base = min(self.thinned_base_offset, base_offset) if self.is_half_thinned else base_offset
+        return replace(self, thinned_offset=max(self.thinned_offset, map_end_offset), thinned_base_offset=max(base, 0))
 
     def with_segments(self, segments: tuple[SegmentEntry, ...], *, log_start_offset: int) -> PartitionState:
         """The next generation with another list, of a log that is being written."""
@@ -100,6 +123,7 @@ def encode_state(state: PartitionState) -> bytes:
         "next_horizon_ms": state.next_horizon_ms,
         "transactions": state.transactions,
         "thinned_offset": state.thinned_offset,
+        "thinned_base_offset": state.thinned_base_offset,
         "losses": [[loss.base_offset, loss.end_offset, loss.reason, loss.since_ms] for loss in state.losses],
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
@@ -156,6 +180,7 @@ def _from_json(body: object) -> PartitionState:
         # Of an older version: whatever its passes finished.
         _natural(body.get("thinned_offset", body["first_dirty_offset"])),
         tuple(_loss(*loss) for loss in body.get("losses", ())),
+        _natural(body.get("thinned_base_offset", 0)),
     )
 
 

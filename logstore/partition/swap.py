@@ -1,7 +1,8 @@
 """Replacement of segments by others, in an order that every crash can be finished from or undone.
 
-swap note in the state file → outputs moved in as `.cleaned` (complete, synced) → directory synced → `.swap`, highest
-base first → directory synced → old files to `.deleted` → `.swap` to plain → directory synced → new list, no note
+swap note in the state file, with how far the log is thinned → outputs moved in as `.cleaned` (complete, synced) →
+directory synced → `.swap`, highest base first → directory synced → old files to `.deleted` → `.swap` to plain →
+directory synced → new list, no note
 
 Until the last `.cleaned` is renamed the old segments stand; from then on the new ones do. Whoever finds a note
 finishes either way (`finish_swap`); `recovery` does it without one, from the directory alone, as a broker would.
@@ -44,8 +45,11 @@ def swap_in(
     new: SegmentEntry,
     old_bases: Sequence[int],
     dropped_tombstones: int = 0,
+    thinned_offset: int | None = None,
 ) -> PartitionState:
     """Put the output at `new.base_offset` in `folder` in place of neighbouring segments; returns the state it wrote.
+
+    `thinned_offset` is the end of the pass's map where the output lacks records of its sources; None: it has them all.
 
     The caller holds the partition lock and has read `state` under it. Raises SegmentsChanged when the list does not
     name exactly these segments any more; then nothing was touched.
@@ -58,6 +62,8 @@ def swap_in(
     if bases[at : at + len(old_bases)] != list(old_bases) or at + len(old_bases) >= len(bases):
         raise SegmentsChanged(f"segments {list(old_bases)} are not neighbours, or the last is active", file=directory)
     note = SwapNote((new.base_offset,), tuple(old_bases))
+    if thinned_offset is not None:  # on disk before any file changes: a restore of the past must not miss it
+        state = state.thinned(new.base_offset, thinned_offset)
     write_state(fs, state_path, replace(state, generation=state.generation + 1, swap=note))
     for kind in SEGMENT_KINDS:
         name = file_name(new.base_offset, kind, Transient.CLEANED)

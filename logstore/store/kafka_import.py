@@ -21,7 +21,8 @@ from logstore.partition.checkpoint import (
     read_partition_metadata,
     write_partition_metadata,
 )
-from logstore.partition.state import PartitionState, write_state
+from logstore.partition.density import thinned_below
+from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.segment.names import (
     CLEAN_SHUTDOWN,
     CLEANER_OFFSET_CHECKPOINT,
@@ -399,7 +400,12 @@ def _recover(
         long_lived=False,
         producer_expiration_ms=store.broker_config.producer_id_expiration_ms,
     )
+    thinned_offset = thinned_below(log.segments) if log.config.compact else 0
     log.close()
+    if thinned_offset:  # a broker's cleaner may have been stopped in the middle of a pass; nothing of its says how far
+        state = read_state(store.fs, state_path, limits=store.limits)
+        assert state is not None
+        write_state(store.fs, state_path, replace(state, thinned_offset=thinned_offset))
     found = log.recovery
     report = ImportedPartition(
         partition=origin.partition,

@@ -145,11 +145,9 @@ def plan_restore(
 def _exact_from(state: PartitionState, end: int, latest: int) -> int | None:
     """The earliest offset at which the partition's state can still be had; None when it can be had at `end`.
 
-    Below the first dirty offset compaction may have removed records for the sake of later ones, below the log start
-    all are gone. Before the first offset there never was anything.
+    Before the first offset there never was anything, and what is latest is whatever the log has.
     """
-    exact = max(state.first_dirty_offset, state.log_start_offset)
-    return exact if 0 < end < exact and end < latest else None
+    return state.exact_from(end) if 0 < end < latest else None
 
 
 def _check_exact(topic: Topic, exact_from: Mapping[int, int | None]) -> None:
