@@ -112,8 +112,7 @@ def _copy(store: LogStore, target: Layout, link: bool, progress: Callable[[int],
     topics = sorted(store.topics(), key=lambda topic: topic.id)
     with contextlib.ExitStack() as maintenance:
         for topic in topics:
-            for number in range(topic.partitions):
-                maintenance.enter_context(store.locks.maintenance(topic.id, number, what=what))
+            maintenance.enter_context(store.locks.maintenance_of(topic.id, what=what))
         for topic in topics:
             with contextlib.suppress(UnknownTopic):
                 committer.flush(topic)  # so that little is left to do under the leases

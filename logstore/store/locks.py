@@ -1,4 +1,5 @@
 """Locks of a store: open-file-description locks on files in `locks/`, and on `logs/.lock`, which a broker takes too.
+Those of partitions are ranges of one file (`ranges`).
 
 Classic fcntl locks do not exclude threads and vanish when any descriptor of the file is closed; these belong to one
 open file and exclude everybody else's, threads and JVMs included. Whoever holds one exclusively writes its name into
@@ -9,26 +10,26 @@ forked child shares the open file. This module decides the order in which locks 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.errors import LockHeld, StoreInUse, UnsuitableFileSystem
+from logstore.errors import LockHeld, StoreInUse
 from logstore.files import File, FileSystem
 from logstore.segment.names import LOCK
+from logstore.store import ranges
 from logstore.store.layout import Layout
+from logstore.store.ofd import FLOCK, same_file, set_lock
+from logstore.store.ranges import PARTITIONS_ROOM
 
 DEFAULT_WAIT_MS = 30_000
 
-_FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid (0 for open-file-description locks)
 _HOLDER_BYTES_MAX = 4096
 _PAUSE_S_MIN = 0.001
 _PAUSE_S_MAX = 0.05
@@ -42,6 +43,13 @@ class LockRank(IntEnum):
     LEASE = 2
     PARTITION = 3
     CHECKPOINT = 4
+
+
+_RANGES = "partitions"
+#: which part of a topic's range a rank has
+_AREAS = {LockRank.MAINTENANCE: 0, LockRank.PARTITION: 1}
+#: the files of a topic begin with one of these
+_OF_TOPICS = ("lease", "ends", "maintenance", "partition")
 
 
 class FileLock:
@@ -67,9 +75,9 @@ class FileLock:
             raise RuntimeError(f"{self.path} is locked by this object already")
         file = self._fs.open(self.path, create=True) if self._create else self._fs.open(self.path)
         try:
-            if not _set_lock(file.fileno(), fcntl.F_WRLCK if self.exclusive else fcntl.F_RDLCK):
+            if not set_lock(file.fileno(), fcntl.F_WRLCK if self.exclusive else fcntl.F_RDLCK):
                 return False
-            if not _same_file(file.fileno(), self.path):
+            if not same_file(file.fileno(), self.path):
                 return False  # removed with its topic while we opened it: the lock is on a ghost
             self._file, file = file, None  # type: ignore[assignment]
             return True
@@ -94,17 +102,21 @@ class FileLock:
         file, self._file = self._file, None
         if file is not None:
             try:
-                _set_lock(file.fileno(), fcntl.F_UNLCK)
+                set_lock(file.fileno(), fcntl.F_UNLCK)
             finally:
                 file.close()
 
     def sign(self, clock: Clock, what: str) -> None:
         """Write who holds the lock, for those who wait. Best effort: a full disk must not stop the holder."""
         assert self._file is not None
-        note = {"host": socket.gethostname(), "pid": os.getpid(), "since_ms": clock.now_ms(), "what": what}
+        note = _note(clock, what)
         with contextlib.suppress(OSError):
             self._file.truncate(0)
             self._file.pwrite(json.dumps(note).encode()[:_HOLDER_BYTES_MAX], 0)
+
+
+def _note(clock: Clock, what: str) -> dict[str, object]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since_ms": clock.now_ms(), "what": what}
 
 
 def holder(fs: FileSystem, path: str) -> str:
@@ -128,31 +140,11 @@ def holder(fs: FileSystem, path: str) -> str:
         return "an unknown process"
 
 
-def _set_lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise UnsuitableFileSystem(
-            f"the file system refuses open-file-description locks: {error.strerror}",
-            hint="Put the store on a local or POSIX shared file system.",
-        ) from error
-    return True
-
-
 def _classic_holder(fd: int) -> int:
     """The process with a classic lock (a JVM) on the file; 0 when there is none or the holder is one of our kind."""
-    packed = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
-    kind, _, _, _, pid = _FLOCK.unpack(packed)
+    packed = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    kind, _, _, _, pid = FLOCK.unpack(packed)
     return pid if kind != fcntl.F_UNLCK and pid > 0 else 0
-
-
-def _same_file(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 class StoreLocks:
@@ -166,6 +158,7 @@ class StoreLocks:
         self._clock = clock
         self._wait_ms = wait_ms
         self._held = threading.local()
+        self._ranges = ranges.Ranges(fs, os.path.join(layout.locks, _RANGES))
         self._shared: FileLock | None = None
 
     def enter(self) -> None:
@@ -188,7 +181,15 @@ class StoreLocks:
     @contextlib.contextmanager
     def maintenance(self, topic_id: str, partition: int, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
         """Compaction, retention, delete-records or deletion of one partition; held for the pass."""
-        with self._hold(LockRank.MAINTENANCE, (topic_id, partition), what, wait_ms):
+        with self._hold_partitions(LockRank.MAINTENANCE, topic_id, (partition,), what, wait_ms):
+            yield
+
+    @contextlib.contextmanager
+    def maintenance_of(
+        self, topic_id: str, partitions: Sequence[int] | None = None, *, what: str, wait_ms: int | None = None
+    ) -> Iterator[None]:
+        """The same of several partitions in ascending order, or of all that the topic has and may get."""
+        with self._hold_partitions(LockRank.MAINTENANCE, topic_id, partitions, what, wait_ms):
             yield
 
     @contextlib.contextmanager
@@ -200,7 +201,15 @@ class StoreLocks:
     @contextlib.contextmanager
     def partition(self, topic_id: str, partition: int, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
         """Append, roll, swap or deletion of segments; held for milliseconds."""
-        with self._hold(LockRank.PARTITION, (topic_id, partition), what, wait_ms):
+        with self._hold_partitions(LockRank.PARTITION, topic_id, (partition,), what, wait_ms):
+            yield
+
+    @contextlib.contextmanager
+    def partitions(
+        self, topic_id: str, partitions: Sequence[int], *, what: str, wait_ms: int | None = None
+    ) -> Iterator[None]:
+        """The same of several partitions, in ascending order."""
+        with self._hold_partitions(LockRank.PARTITION, topic_id, partitions, what, wait_ms):
             yield
 
     @contextlib.contextmanager
@@ -217,22 +226,72 @@ class StoreLocks:
         """The lock file for replacing a topic's ends; held for no longer than that, after any other."""
         return os.path.join(self._layout.locks, f"ends-{topic_id}")
 
-    def forget_topic(self, topic_id: str, partitions: int) -> None:
+    def forget_topic(self, topic_id: str) -> None:
         """Remove the lock files of a deleted topic; whoever waits on one notices."""
-        names = [_name(LockRank.LEASE, (topic_id, -1)), os.path.basename(self.ends_path(topic_id))]
-        for partition in range(partitions):
-            names += [_name(rank, (topic_id, partition)) for rank in (LockRank.MAINTENANCE, LockRank.PARTITION)]
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.unlink(os.path.join(self._layout.locks, name))
+        for name in self._fs.listdir(self._layout.locks):
+            kind, dash, rest = name.partition("-")
+            # An older release had a file a partition.
+            if dash and kind in _OF_TOPICS and (rest == topic_id or rest.startswith(f"{topic_id}-")):
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.unlink(os.path.join(self._layout.locks, name))
 
     @contextlib.contextmanager
-    def _hold(self, rank: LockRank, key: tuple[str, int], what: str, wait_ms: int | None) -> Iterator[None]:
-        stack: list[tuple[LockRank, tuple[str, int]]] = self._held.__dict__.setdefault("stack", [])
+    def _hold_partitions(
+        self, rank: LockRank, topic_id: str, partitions: Sequence[int] | None, what: str, wait_ms: int | None
+    ) -> Iterator[None]:
         wait_ms = self._wait_ms if wait_ms is None else wait_ms
+        runs = [(0, PARTITIONS_ROOM)] if partitions is None else list(ranges.runs_of(partitions))
+        if not runs:
+            yield
+            return
+        stack = self._stack()
+        self._check_order(stack, rank, (topic_id, runs[0][0]), wait_ms)
+        path = os.path.join(self._layout.locks, _name(rank, (topic_id, -1)))
+        deadline = time.monotonic() + wait_ms / 1000
+        with contextlib.ExitStack() as held:
+            for first, count in runs:
+                start = ranges.position(topic_id, _AREAS[rank], first)
+                opened = self._wait_for(start, count, deadline)
+                if opened is None:
+                    taken = first + self._ranges.blocked_at(start, count) - start
+                    who = ranges.holder(self._fs, path, taken)
+                    raise LockHeld(
+                        f"waited {wait_ms} ms for the {rank.name.lower()} lock, held by {who}",
+                        file=path,
+                        hint="Wait for that process to finish, or stop it.",
+                    )
+                held.callback(opened.release, start, count)
+            stack.append((rank, (topic_id, runs[-1][0])))
+            held.callback(stack.pop)
+            ranges.sign(self._fs, path, None if partitions is None else runs, _note(self._clock, what))
+            yield
+
+    def _wait_for(self, start: int, count: int, deadline: float) -> ranges.OpenFile | None:
+        pause = _PAUSE_S_MIN
+        while (opened := self._ranges.take(start, count)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _PAUSE_S_MAX)
+        return opened
+
+    def _stack(self) -> list[tuple[LockRank, tuple[str, int]]]:
+        stack: list[tuple[LockRank, tuple[str, int]]] = self._held.__dict__.setdefault("stack", [])
+        return stack
+
+    def _check_order(
+        self, stack: list[tuple[LockRank, tuple[str, int]]], rank: LockRank, key: tuple[str, int], wait_ms: int
+    ) -> None:
         # A lock that is only tried cannot deadlock.
         if stack and max(stack) >= (rank, key) and (wait_ms or (rank, key) in stack):
             raise RuntimeError(f"{_name(rank, key)} is taken after {_name(*max(stack))}: that order can deadlock")
+
+    @contextlib.contextmanager
+    def _hold(self, rank: LockRank, key: tuple[str, int], what: str, wait_ms: int | None) -> Iterator[None]:
+        stack = self._stack()
+        wait_ms = self._wait_ms if wait_ms is None else wait_ms
+        self._check_order(stack, rank, key, wait_ms)
         path = os.path.join(self._layout.locks, _name(rank, key))
         lock = FileLock(self._fs, path)
         if not lock.acquire(wait_ms):

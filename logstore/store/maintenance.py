@@ -169,8 +169,7 @@ def recover(
     chosen = list(range(topic.partitions)) if numbers is None or ends is None else numbers
     reports = []
     with contextlib.ExitStack() as held:
-        for number in chosen:
-            held.enter_context(store.locks.maintenance(topic.id, number, what=what))
+        held.enter_context(store.locks.maintenance_of(topic.id, sorted(set(chosen)), what=what))
         for number in chosen:
             store.place_partition(topic, topic.partition(number))
         held.enter_context(store.locks.lease(topic.id, what=what))

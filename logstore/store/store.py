@@ -220,8 +220,7 @@ class LogStore:
             return topic
         what = f"delete {name}"
         with contextlib.ExitStack() as held:
-            for number in range(topic.partitions):
-                held.enter_context(self.locks.maintenance(topic.id, number, what=what))
+            held.enter_context(self.locks.maintenance_of(topic.id, what=what))
             held.enter_context(self.locks.lease(topic.id, what=what))
             self.check_exists(topic)
             self.registry.remove(name)
@@ -229,7 +228,7 @@ class LogStore:
                 with self.locks.partition(topic.id, partition.partition, what=what):  # a late append may still run
                     self._discard(self.layout.partition(partition))
             remove_tree(self.fs, self.layout.topic_state(topic.id))
-        self.locks.forget_topic(topic.id, topic.partitions)
+        self.locks.forget_topic(topic.id)
         return topic
 
     def ends(self, topic: Topic) -> TopicEnds:
@@ -582,7 +581,7 @@ class LogStore:
                 if topic_id not in {topic.id for topic in self.topics()}:
                     remove_tree(self.fs, path)
                     removed.append(path)
-            self.locks.forget_topic(topic_id, 0)
+            self.locks.forget_topic(topic_id)
         return removed
 
 

@@ -45,7 +45,7 @@ STEPS = {
     "lease": r"locks/lease-.*",
     "plan": r"staging(/[^/]+-plan/plan(\.tmp)?)?",
     "commit": r"ledger/commits(/.*)?",
-    "append": r"logs/(orders|payments)-\d(/.*)?|locks/partition-.*",
+    "append": r"logs/(orders|payments)-\d(/.*)?|locks/partition(s|-.*)",
     "segment list": r"state/[^/]+/\d(\.tmp)?",
     "tail": r"state/[^/]+/\d\.tail(\.tmp)?",
     "publish and flush": r"state/[^/]+(/ends(\.tmp)?)?|locks/ends-.*",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -245,3 +247,92 @@ def test_the_note_has_the_clocks_time(tmp_path: Path) -> None:
     lock.sign(ManualClock(1_700_000_000_000), "compaction")
     assert "since 2023-11-14T22:13:20Z, for compaction" in holder(OS_FILES, lock.path)
     lock.release()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_locks_of_thousands_of_partitions_cost_one_descriptor(tmp_path: Path) -> None:
+    locks, topics = make_locks(tmp_path), sorted(new_topic_id() for _ in range(50))
+    before = open_files()
+    with contextlib.ExitStack() as held:
+        for topic_id in topics:
+            held.enter_context(locks.maintenance_of(topic_id, what="t"))
+        held.enter_context(locks.partitions(topics[0], range(0, 20_000, 2), what="t"))
+        assert open_files() == before + 1
+    assert open_files() == before
+    assert {path.name.partition("-")[0] for path in (tmp_path / "locks").iterdir()} == {
+        "maintenance",
+        "partition",
+        "partitions",
+    }
+
+
+def test_all_partitions_of_a_topic_exclude_each_of_them_and_no_other_topic(tmp_path: Path) -> None:
+    locks, (one, two) = make_locks(tmp_path), (new_topic_id(), new_topic_id())
+
+    def blocked(take: Callable[[], contextlib.AbstractContextManager[None]]) -> str | None:
+        found: list[str | None] = [None]
+
+        def other() -> None:
+            try:
+                with take():
+                    pass
+            except LockHeld as error:
+                found[0] = str(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    with locks.maintenance_of(one, what="a long visit"):
+        for partition in (0, 7, 99_999):
+            said = blocked(lambda number=partition: locks.maintenance(one, number, what="t", wait_ms=0))  # type: ignore[misc]
+            assert said is not None
+            assert f"pid {os.getpid()}" in said
+            assert "for a long visit" in said
+        assert blocked(lambda: locks.maintenance(two, 7, what="t", wait_ms=0)) is None
+        assert blocked(lambda: locks.partition(one, 7, what="t", wait_ms=0)) is None
+    with locks.partitions(one, [3, 4, 9], what="an append"):
+        assert blocked(lambda: locks.partitions(one, [5, 8, 10], what="t", wait_ms=0)) is None
+        assert "for an append" in str(blocked(lambda: locks.partitions(one, [8, 9], what="t", wait_ms=0)))
+    assert blocked(lambda: locks.partitions(one, [8, 9], what="t", wait_ms=0)) is None
+    assert blocked(lambda: locks.maintenance_of(one, what="t", wait_ms=0)) is None
+
+
+def test_a_thread_never_takes_what_it_holds_a_part_of(tmp_path: Path) -> None:
+    """Its ranges share an open file, so giving the part back would give back what lies around it."""
+    locks, topic_id = make_locks(tmp_path), new_topic_id()
+    with (
+        locks.maintenance_of(topic_id, what="t"),
+        pytest.raises(RuntimeError),
+        locks.maintenance(topic_id, 3, what="t", wait_ms=0),
+    ):
+        pass
+
+
+def test_another_process_is_kept_out_and_named(tmp_path: Path) -> None:
+    locks, topic_id = make_locks(tmp_path), new_topic_id()
+    script = (
+        "import sys; from logstore.files import OS_FILES; from logstore.store.layout import Layout;"
+        "from logstore.store.locks import StoreLocks\n"
+        "with StoreLocks(OS_FILES, Layout(sys.argv[1])).partitions(sys.argv[2], [2, 3], what='append to t'):\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path), topic_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with locks.partition(topic_id, 4, what="t", wait_ms=0):
+            pass
+        with pytest.raises(LockHeld, match=f"pid {other.pid}.*append to t"), locks.partition(topic_id, 3, what="t"):
+            pass
+        other.communicate("")
+    with locks.partition(topic_id, 3, what="t", wait_ms=0):
+        pass
