@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 3 found damage. Nothing here imports 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -26,6 +25,7 @@ from duramen.commands.restore import restore
 from duramen.commands.schedule import schedule
 from duramen.commands.transfer import export, import_
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, Output, session
+from duramen.terminal import json_text, printable, safe_streams
 
 # Typer brings its own click, so its base class for bad command lines is reached through the public one.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -88,7 +88,12 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line; everything it says has been written."""
+    """The exit code of a command line; everything it says has been written, without a control character of the data."""
+    with safe_streams():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     # The choice of output must hold for errors in the command line itself, before it is parsed.
     session.output = Output.JSON if _asks_for_json(arguments) else Output.TEXT
     session.debug = "--debug" in arguments
@@ -173,12 +178,12 @@ def _say(what: str, *, kind: str, where: dict[str, object] | None = None, hint: 
     with contextlib.suppress(OSError):
         if session.json:
             document = {"error": {"kind": kind, "what": what, "where": where or {}, "hint": hint}}
-            sys.stderr.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
+            sys.stderr.write(json_text(document) + "\n")
         else:
             text = what.rstrip(".")
             if where:
                 text += " (" + ", ".join(f"{name} {value}" for name, value in where.items()) + ")"
-            sys.stderr.write(f"error: {text}." + (f" {hint}" if hint else "") + "\n")
+            sys.stderr.write(printable(f"error: {text}." + (f" {hint}" if hint else "")) + "\n")
         sys.stderr.flush()
 
 

@@ -7,7 +7,6 @@ the same values, so the two never differ. Progress and questions go to stderr, a
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+
+from duramen.terminal import json_text, printable, raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,8 +73,8 @@ class Session:
         from rich.console import Console
         from rich.progress import Progress
 
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(what, total=total)
+        with Progress(console=Console(file=raw(sys.stderr)), transient=True) as bar:
+            task = bar.add_task(printable(what), total=total)
             yield lambda steps: bar.advance(task, steps)
 
 
@@ -89,12 +90,12 @@ def stop(code: int) -> NoReturn:
 
 
 def print_json(document: object) -> None:
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_text(document) + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """Rows in columns; drawn for a terminal, plainly aligned for a pipe."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -103,7 +104,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
         for row in cells:
             table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
+        Console(file=raw(sys.stdout)).print(table)
         return
     if title:
         print(title)
@@ -114,7 +115,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
     """Names and values, a line each."""
-    shown = [(name, "" if value is None else str(value)) for name, value in pairs]
+    shown = [(name, "" if value is None else printable(str(value))) for name, value in pairs]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         print(f"{name.ljust(width)}  {value}".rstrip())

@@ -64,10 +64,20 @@ SUITES = (
 
 _DAY_S = 24 * 3600
 _SOAK = {"DURAMEN_SOAK": "1"}
+_LIVE_SOAK = _SOAK | {"DURAMEN_LIVE_SECONDS": os.environ.get("DURAMEN_LIVE_SECONDS", "1800")}
 _FUZZ_SOAK = _SOAK | {"DURAMEN_FUZZ_CASES": "10000000"}
 SOAK_SUITES = (
     Suite("simulation", ("tests/simulation",), env=_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
     Suite("crash", ("tests/crash",), env=_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
+    Suite(
+        "live",
+        ("tests/crash/test_live_mix.py",),
+        needs_java=True,
+        env=_LIVE_SOAK,
+        # Its summary and seed are worth reading when it passes, too.
+        arguments=("--timeout=0", "--capture=no"),
+        limit_s=_DAY_S,
+    ),
     Suite("fuzz", ("tests/fuzz",), env=_FUZZ_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
     Suite(
         "commit",

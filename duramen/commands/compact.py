@@ -29,6 +29,7 @@ from duramen.session import (
     stop,
     time_text,
 )
+from duramen.terminal import raw
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -447,7 +448,7 @@ def _shown() -> Iterator[Progress]:
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=Console(file=raw(sys.stderr)),
         transient=True,
     )
     lock = threading.Lock()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.session import bad_usage, session
+from duramen.terminal import json_text
 
 if TYPE_CHECKING:
     from logstore.partition.reader import PartitionReader
@@ -178,6 +178,6 @@ def _shower(encoding: Encoding) -> Callable[[int, Record], str]:
             "value": text(record.value, "value", record.offset),
             "headers": [[name, text(value, f"header {name}", record.offset)] for name, value in record.headers],
         }
-        return json.dumps(document, ensure_ascii=False) + "\n"
+        return json_text(document) + "\n"
 
     return show

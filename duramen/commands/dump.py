@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duramen.session import DAMAGE, bad_usage, print_json, session, stop
+from duramen.terminal import SafeStream, raw
 
 if TYPE_CHECKING:
     from logstore.files import File
@@ -75,6 +77,9 @@ def dump(
         max_batch_bytes=max_message_size,
         max_bytes=max_bytes,
     )
+    # Into a file or a pipe goes what Kafka's tool would write; a terminal is spared the control characters in it.
+    out = SafeStream(raw(sys.stdout))
+    write = out.write if sys.stdout.isatty() else out.write_exactly
     damaged = 0
     for path in paths:
         for line in dumper.lines(path):
@@ -82,7 +87,7 @@ def dump(
             if session.json:
                 print_json(line)
             else:
-                print(_text(line, dumper))
+                write(_text(line, dumper) + "\n")
     if damaged:
         stop(DAMAGE)
 

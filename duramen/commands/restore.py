@@ -15,6 +15,7 @@ import typer
 
 from duramen.commands.consume import Encoding
 from duramen.session import bad_usage, session
+from duramen.terminal import json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,7 +129,7 @@ def _lines(path: str, encoding: Encoding) -> Iterator[Write]:
                     "key": _text(row["key"], "key", row["offset"], encoding),
                     "value": _text(row["value"], "value", row["offset"], encoding),
                 }
-                out.write(json.dumps(document, ensure_ascii=False) + "\n")
+                out.write(json_text(document) + "\n")
 
         yield write
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ import typer
 
 from duramen.commands.compact import EngineName, spark_session
 from duramen.session import DONE, FAILED, bad_usage, key_values, print_table, session, stop, time_text
+from duramen.terminal import json_text
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -176,4 +176,4 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
-        return json.dumps(document, ensure_ascii=False)
+        return json_text(document)

@@ -157,6 +157,7 @@ class SparkStream:
         if self._process is not None and now > self._until:
             self.kill()
         if self._process is None or self._process.poll() is not None:
+            assert self._process is None or self._process.returncode == 0, self.said()
             self.start()
             self._until = now + self.rng.uniform(5, 45)
 
@@ -167,7 +168,7 @@ class SparkStream:
             self._process = subprocess.Popen(
                 [sys.executable, str(ROOT / "tests" / "streaming" / "driver.py"), json.dumps(told)],
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -185,7 +186,10 @@ class SparkStream:
         self.kill()
         self.start()
         assert self._process is not None
-        assert self._process.wait(300) == 0, (self.root / "spark.log").read_text(errors="replace")[-5000:]
+        assert self._process.wait(300) == 0, self.said()
+
+    def said(self) -> str:
+        return (self.root / "spark.log").read_text(errors="replace")[-5000:]
 
 
 def command(store: Path | str, *arguments: str) -> tuple[int, Any, str]:
