@@ -198,6 +198,10 @@ class TopicExists(DuramenError):
     kafka_code = 36
 
 
+class StrayDirectory(DuramenError):
+    """A directory lies where a partition's belongs, and nothing proves whose it is."""
+
+
 class UnknownConfig(DuramenError):
     """A configuration name that does not exist; the message has the nearest one."""
 

@@ -211,7 +211,11 @@ class OsFileSystem:
         return OsFile(os.open(path, flags, 0o644), path)
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # anything else is an error: what cannot be looked at may well be there
+        return True
 
     def stat(self, path: str) -> FileStat:
         found = os.stat(path)

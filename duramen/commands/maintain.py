@@ -13,17 +13,27 @@ if TYPE_CHECKING:
     from logstore.store.maintenance import Recovery
     from logstore.store.registry import Topic
     from logstore.store.store import LogStore
+    from logstore.store.strays import Stray
     from logstore.store.verify import Verification
 
 Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, but change nothing.")]
 
 
-def _partitions(store: LogStore, names: list[str] | None, partition: int | None) -> list[tuple[Topic, int]]:
+def _readable(store: LogStore) -> list[Topic]:
+    from logstore.store.strays import readable_topics
+
+    return readable_topics(store)[0]
+
+
+def _partitions(
+    store: LogStore, names: list[str] | None, partition: int | None, *, tolerant: bool = False
+) -> list[tuple[Topic, int]]:
+    """Unless `tolerant`, a topic whose file is damaged is an error."""
     if partition is not None and (not names or len(names) != 1):
         raise bad_usage("--partition needs exactly one topic")
     found = []
-    for topic in chosen_topics(store, names):
+    for topic in _readable(store) if tolerant and not names else chosen_topics(store, names):
         numbers = range(topic.partitions) if partition is None else [topic.partition(partition).partition]
         found += [(topic, number) for number in numbers]
     return found
@@ -34,10 +44,13 @@ def _partitions(store: LogStore, names: list[str] | None, partition: int | None)
 
 def verify(topics: Topics = None, partition: Partition = None) -> None:
     """Check every committed byte: checksums, order, indexes, segment lists. Changes nothing; exit 3 on damage."""
+    from logstore.store.strays import find_strays
+
     with session.open() as store:
-        results = _verify_all(store, _partitions(store, topics, partition))
-    _answer_verify(results, {})
-    if not all(result.sound for result in results):
+        strays = find_strays(store, topics)
+        results = _verify_all(store, _partitions(store, topics, partition, tolerant=True))
+    _answer_verify(results, strays, {})
+    if strays or not all(result.sound for result in results):
         stop(DAMAGE)
 
 
@@ -86,7 +99,18 @@ def _state_or_nothing(store: LogStore, topic: Topic, number: int) -> Any:
         return ()
 
 
-def _answer_verify(results: list[Verification], more: dict[str, Any]) -> None:
+def _stray(stray: Stray) -> dict[str, Any]:
+    return {
+        "kind": stray.kind.value,
+        "what": stray.what,
+        "file": stray.file,
+        "topic": stray.name,
+        "partition": stray.partition,
+        "topic_id": stray.topic_id,
+    }
+
+
+def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[str, Any]) -> None:
     documents = [
         {
             "topic": result.partition.topic,
@@ -126,7 +150,11 @@ def _answer_verify(results: list[Verification], more: dict[str, Any]) -> None:
                 ]
                 print(f"{result.partition}: {each.what}" + (f" ({', '.join(places)})" if places else ""))
 
-    session.answer({**more, "sound": all(result.sound for result in results), "partitions": documents}, text)
+        for stray in strays:
+            print(f"{stray.what} (file {stray.file})")
+
+    sound = not strays and all(result.sound for result in results)
+    session.answer({**more, "sound": sound, "partitions": documents, "strays": list(map(_stray, strays))}, text)
 
 
 # --- recover -------------------------------------------------------------------------------------------------------
@@ -134,11 +162,13 @@ def _answer_verify(results: list[Verification], more: dict[str, Any]) -> None:
 
 def recover(topics: Topics = None, partition: Partition = None, dry_run: DryRun = False) -> None:
     """Repair partitions: cut at damage, set aside what is cut, rebuild the rest; exit 3 when there was damage."""
+    from logstore.store.strays import find_strays
+
     with session.open() as store:
         partitions = _partitions(store, topics, partition)
         if dry_run:
             results = _verify_all(store, partitions)
-            _answer_verify(results, {"recovered": False})
+            _answer_verify(results, find_strays(store, topics), {"recovered": False})
             if not all(result.sound for result in results):
                 stop(DAMAGE)
             return

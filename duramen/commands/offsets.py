@@ -99,6 +99,7 @@ def describe(topics: Topics = None) -> None:
                 [
                     ("topic", document["name"]),
                     ("id", document["id"]),
+                    ("Kafka's id", document["kafka_id"]),
                     ("created", time_text(document["created_ms"])),
                     ("config version", document["config_version"]),
                 ]
@@ -197,6 +198,7 @@ def _describe(store: LogStore, topic: Topic, ledger: Ledger | None) -> dict[str,
     return {
         "name": topic.name,
         "id": topic.id,
+        "kafka_id": topic.export_id,
         "created_ms": topic.created_ms,
         "config_version": topic.config_version,
         "partitions": partitions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,15 +50,24 @@ def create(
 @app.command("list")
 def list_() -> None:
     """List the topics of the store."""
+    from logstore.store.strays import find_strays, readable_topics
+
     with session.open() as store:
-        documents = [_document(store, topic) for topic in store.topics()]
-    session.answer(
-        {"topics": documents},
-        lambda: print_table(
+        documents = [_document(store, topic) for topic in readable_topics(store)[0]]
+        strays = find_strays(store, deep=False)
+
+    def text() -> None:
+        print_table(
             ["topic", "partitions", "cleanup.policy", "id"],
             [[each["name"], each["partitions"], each["cleanup_policy"] or "(none)", each["id"]] for each in documents],
-        ),
-    )
+        )
+        for stray in strays:
+            print(f"{stray.what} (file {stray.file})", file=sys.stderr)
+        if strays:
+            print("`duramen recover --dry-run` says what can be brought back", file=sys.stderr)
+
+    lost = [{"what": stray.what, "file": stray.file, "topic": stray.name} for stray in strays]
+    session.answer({"topics": documents, "strays": lost}, text)
 
 
 @app.command()
@@ -71,6 +81,7 @@ def describe(name: Name) -> None:
             [
                 ("topic", document["name"]),
                 ("id", document["id"]),
+                ("Kafka's id", document["kafka_id"]),
                 ("partitions", document["partitions"]),
                 ("created", time_text(document["created_ms"])),
                 ("config version", document["config_version"]),
@@ -151,6 +162,7 @@ def _document(store: LogStore, topic: Topic) -> dict[str, Any]:
     return {
         "name": topic.name,
         "id": topic.id,
+        "kafka_id": topic.export_id,
         "partitions": topic.partitions,
         "cleanup_policy": format_value(policy),
         "configs": dict(topic.configs),

@@ -63,7 +63,8 @@ def import_(
         documents: list[dict[str, Any]] = [
             {
                 "name": each.name,
-                "id": each.topic_id,
+                "id": None,
+                "kafka_id": each.topic_id,
                 "partitions": [
                     {"partition": part.partition.partition, "segments": part.segments, "size_bytes": part.size_bytes}
                     for part in each.partitions
@@ -76,6 +77,7 @@ def import_(
             {
                 "name": each.topic.name,
                 "id": each.topic.id,
+                "kafka_id": each.topic.kafka_id,
                 "partitions": [
                     {
                         "partition": part.partition.partition,
@@ -184,7 +186,7 @@ def export(
                 {
                     "topic": each.name,
                     "partition": number,
-                    "topic_id": ids.get(each.name, each.id),
+                    "topic_id": ids.get(each.name, each.export_id),
                     "log_start_offset": store.partition_state(each, number).log_start_offset,
                     "log_end_offset": store.high_watermark(each, number),
                 }

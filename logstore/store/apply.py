@@ -72,6 +72,7 @@ def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
     if found is not None and (found.is_current or _is_all_flushed(store, topic, number, found, ends)):
         return found
     high_watermark = ends.high_watermarks[number]
+    store.partition_state(topic, number)  # log start and more are in it: a lost one is not made up here
     log = store.open_log(
         topic,
         number,

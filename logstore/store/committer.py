@@ -14,7 +14,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -195,6 +195,8 @@ class Committer:
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
             plan = self._plan(staging, files, topics, ends)
             self._check_room(plan)
+            for topic_plan in plan.topics:  # a directory that is not ours must be known before the commit
+                self._place(topics[topic_plan.topic_id], numbers_of(topic_plan))
             write_plan(self._fs, staging.folder, plan)
             self._fs.fsync_dir(self.store.layout.staging)
             timings["plan"] = _since(began)
@@ -232,7 +234,7 @@ class Committer:
             try:
                 for topic_plan in plan.topics:
                     topic = topics[topic_plan.topic_id]
-                    self._apply(plan, topic, apply_many)
+                    self._apply(plan, topic, apply_many, placed=True)
                     self._publish(topic, ends[topic.id], topic_plan)
             except Exception as error:
                 raise AppendUnfinished(
@@ -318,12 +320,16 @@ class Committer:
                 hint="Nothing was committed; make room and run the batch again",
             )
 
-    def _apply(self, plan: Plan, topic: Topic, apply_many: ApplyMany | None) -> None:
+    def _place(self, topic: Topic, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.store.place_partition(topic, topic.partition(number), wait_ms=0)
+
+    def _apply(self, plan: Plan, topic: Topic, apply_many: ApplyMany | None, *, placed: bool = False) -> None:
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
         numbers = list(numbers_of(topic_plan))
-        for number in numbers:
-            self.store.place_partition(topic, topic.partition(number), wait_ms=0)
+        if not placed:
+            self._place(topic, numbers)
         if apply_many is not None:
             apply_many(plan, topic, numbers)
             return
@@ -517,8 +523,11 @@ class Committer:
             try:
                 topic = self.store.topic(topic_plan.topic)
             except UnknownTopic:
-                continue
-            if topic.id == topic_plan.topic_id and self.store.ends(topic).flushed_sequence < topic_plan.sequence:
+                topic = None
+            if topic is None or topic.id != topic_plan.topic_id:
+                if not self.store.is_gone(topic_plan.topic_id):
+                    return  # its file is lost, not the topic
+            elif self.store.ends(topic).flushed_sequence < topic_plan.sequence:
                 return
         _remove(self.store, folder)
 

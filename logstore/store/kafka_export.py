@@ -134,8 +134,9 @@ def export_topics(
 ) -> Export:
     """Export the topics up to their high watermarks.
 
-    `topic_ids` are the ids the broker knows the topics by; without, they keep the store's. `unclean` leaves out the
-    marker of a clean stop, so that the broker checks everything. `identity` becomes meta.properties.
+    `topic_ids` are the ids the broker knows the topics by; without, they keep the id they were imported with, or the
+    store's. `unclean` leaves out the marker of a clean stop, so that the broker checks everything. `identity` becomes
+    meta.properties.
     Raises ExportRefused, StoreInUse.
     """
     fs, topic_ids = store.fs, topic_ids or {}
@@ -154,7 +155,7 @@ def export_topics(
         was_clean = delete_clean_shutdown(fs, os.path.join(directory, CLEAN_SHUTDOWN))
         fs.mkdir(draft)
         done = [
-            _build(store, topic, number, draft, topic_ids.get(topic.name, topic.id), progress)
+            _build(store, topic, number, draft, topic_ids.get(topic.name, topic.export_id), progress)
             for topic in topics
             for number in range(topic.partitions)
         ]

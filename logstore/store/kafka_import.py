@@ -1,7 +1,8 @@
 """Adopting the partition directories of a stopped broker, or bare `topic-N` folders.
 
 Everything is copied (or linked) and recovered under `staging/` first; a topic appears in the store in one step, when
-its file gets its name. The source is never changed. All records found are taken as committed.
+its file gets its name. Until then a mark in `topics/` says what belongs to the import, and the lock of its folder that
+it is at work. The source is never changed. All records found are taken as committed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from logstore.errors import DuramenError, ImportRefused, StoreInUse, TopicExists
+from logstore.errors import DuramenError, ImportRefused, LockHeld, StoreInUse, TopicExists
 from logstore.files import FileSystem
 from logstore.limits import Limits
 from logstore.partition.checkpoint import (
@@ -41,11 +42,12 @@ from logstore.segment.names import (
     parse_partition_directory,
 )
 from logstore.store.ends import TopicEnds
+from logstore.store.import_folder import ImportFolder
 from logstore.store.layout import BROKER_GUARD
 from logstore.store.locks import FileLock, holder
 from logstore.store.registry import Topic, check_partitions, spelled
 from logstore.store.store import LogStore, published
-from logstore.store.trees import copy_file, is_directory, remove_tree
+from logstore.store.trees import copy_file, is_directory
 from logstore.topic import TopicPartition, new_topic_id
 
 #: Kafka's own topics mean nothing without their cluster; they come only when asked for by name
@@ -240,7 +242,7 @@ def _source_topic(fs: FileSystem, name: str, partitions: list[SourcePartition], 
 def plan_import(store: LogStore, source: Source, configs: Mapping[str, object]) -> list[Topic]:
     """The topics as they would be. Raises TopicExists, ImportRefused, UnknownConfig, InvalidConfig."""
     store.resolve(configs)
-    ids = {topic.id: topic.name for topic in store.topics()}
+    ids = {topic.export_id: topic.name for topic in store.topics()}
     planned = []
     for each in source.topics:
         if store.fs.exists(store.layout.topic(each.name)):
@@ -251,13 +253,16 @@ def plan_import(store: LogStore, source: Source, configs: Mapping[str, object]) 
             raise ImportRefused(f"topics {ids[each.topic_id]} and {each.name} have the same id: {each.topic_id}")
         topic = Topic(
             name=each.name,
-            id=each.topic_id or new_topic_id(),
+            # Never the one it had: a topic that was deleted and is imported again inherits nothing.
+            id=new_topic_id(),
             partitions=each.partition_count,
             configs=spelled(configs),
             config_version=1,
             created_ms=store.clock.now_ms(),
+            kafka_id=each.topic_id,
         )
-        ids[topic.id] = topic.name
+        store.check_place(topic, clear=False)
+        ids[topic.export_id] = topic.name
         planned.append(topic)
     return planned
 
@@ -275,17 +280,20 @@ def import_topics(
     `progress` is told the bytes taken since last time.
     """
     planned = plan_import(store, source, configs)
-    built: list[tuple[Topic, str, list[ImportedPartition], TopicEnds]] = []
-    try:
-        for topic, origin in zip(planned, source.topics, strict=True):
-            built.append(_build(store, source, topic, origin, link, progress))
-        return [_publish(store, *each) for each in built]
-    except BaseException:
-        for topic, draft, _, _ in built:
-            remove_tree(store.fs, draft)
-            if not store.fs.exists(store.layout.topic(topic.name)):
-                remove_tree(store.fs, store.layout.topic_state(topic.id))
-        raise
+    with ImportFolder(store) as folder:
+        begun: list[Topic] = []
+        try:
+            built = []
+            for topic, origin in zip(planned, source.topics, strict=True):
+                begun.append(topic)
+                store.marks.begin_import(store.registry, topic)
+                built.append(_build(store, source, topic, origin, folder, link, progress))
+            return [_publish(store, folder, *each) for each in built]
+        except BaseException:
+            for topic in begun:
+                with contextlib.suppress(LockHeld):
+                    store.take_back_import(topic.id, topic)
+            raise
 
 
 def _build(
@@ -293,32 +301,25 @@ def _build(
     source: Source,
     topic: Topic,
     origin: SourceTopic,
+    folder: str,
     link: bool,
     progress: Callable[[int], None],
-) -> tuple[Topic, str, list[ImportedPartition], TopicEnds]:
-    """The topic's directories under a draft folder, recovered, and its state files, which nobody reads yet."""
-    draft = store.layout.work("import")
-    store.fs.mkdir(draft)
-    remove_tree(store.fs, store.layout.topic_state(topic.id))  # of an import that died
+) -> tuple[Topic, list[ImportedPartition], TopicEnds]:
+    """The topic's directories in the import's folder, recovered, and its state files, which nobody reads yet."""
     store.fs.mkdir(store.layout.topic_state(topic.id))
     ends = TopicEnds.empty(topic.partitions)
     reports = []
-    try:
-        for each in origin.partitions:
-            directory = os.path.join(draft, str(each.partition))
-            store.fs.mkdir(directory)
-            linked, copied = _take_files(store.fs, source, each, directory, link, progress)
-            write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
-            report, ends = _recover(store, source, topic, each, directory, ends)
-            report.linked_bytes, report.copied_bytes = linked, copied
-            reports.append(report)
-            store.fs.fsync_dir(directory)
-        store.fs.fsync_dir(draft)
-    except BaseException:
-        remove_tree(store.fs, draft)
-        remove_tree(store.fs, store.layout.topic_state(topic.id))
-        raise
-    return topic, draft, reports, ends
+    for each in origin.partitions:
+        directory = os.path.join(folder, str(each.partition))
+        store.fs.mkdir(directory)
+        linked, copied = _take_files(store.fs, source, each, directory, link, progress)
+        write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
+        report, ends = _recover(store, source, topic, each, directory, ends)
+        report.linked_bytes, report.copied_bytes = linked, copied
+        reports.append(report)
+        store.fs.fsync_dir(directory)
+    store.fs.fsync_dir(folder)
+    return topic, reports, ends
 
 
 def _take_files(
@@ -432,26 +433,16 @@ def _recover(
 
 
 def _publish(
-    store: LogStore, topic: Topic, draft: str, reports: list[ImportedPartition], ends: TopicEnds
+    store: LogStore, folder: str, topic: Topic, reports: list[ImportedPartition], ends: TopicEnds
 ) -> ImportedTopic:
     """Directories into place, then the ends, then the topic's file, which makes it all visible."""
-    for partition in topic.partition_list():
-        store.clear_place(partition)
+    store.check_place(topic)
     with store.locks.lease(topic.id, what=f"import {topic.name}"):
-        placed = []
-        try:
-            for report in reports:
-                target = store.layout.partition(report.partition)
-                store.fs.rename(os.path.join(draft, str(report.partition)), target)
-                placed.append(target)
-            store.fs.fsync_dir(store.layout.logs)
-            store.write_ends(topic, ends)
-            store.registry.create(topic)
-        except BaseException:
-            for target in placed:
-                remove_tree(store.fs, target)
-            raise
-    remove_tree(store.fs, draft)
+        for report in reports:
+            store.fs.rename(os.path.join(folder, str(report.partition)), store.layout.partition(report.partition))
+        store.fs.fsync_dir(store.layout.logs)
+        store.write_ends(topic, ends)
+        store.marks.complete_import(store.registry, topic)
     for partition in topic.partition_list():  # those the source did not have
         store.place_partition(topic, partition)
     return ImportedTopic(topic, tuple(reports))

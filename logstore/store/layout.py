@@ -63,6 +63,10 @@ class Layout:
     def topic(self, name: str) -> str:
         return os.path.join(self.topics, check_topic_name(name) + TOPIC_SUFFIX)
 
+    def topic_mark(self, topic_id: str, kind: str) -> str:
+        """See `marks`. Topics' own files all end in `TOPIC_SUFFIX`, so that none is taken for a mark."""
+        return os.path.join(self.topics, _checked_id(topic_id) + kind)
+
     def partition(self, partition: TopicPartition) -> str:
         check_topic_name(partition.topic)
         return os.path.join(self.logs, str(partition))

@@ -1,13 +1,13 @@
 """The topics of a store: one file each with id, number of partitions and the topic's own settings under Kafka's names.
 
-A topic exists from the moment its file has its name (a hard link, which never replaces another's) to the moment it is
-unlinked. Files are changed under the topic's lease, as a whole. Knows nothing of logs.
+A topic exists from the moment its file has its name (a hard link, which never replaces another's) to the moment the
+file becomes the mark of its deletion (`marks`). Files are changed under the topic's lease, as a
+whole. Knows nothing of logs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import uuid
 from collections.abc import Mapping
@@ -40,6 +40,13 @@ class Topic:
     created_ms: int
     #: every record was placed by its key, with this number of partitions: a key lives in one partition only
     keyed: bool = False
+    #: the id a Kafka cluster knows the topic by, when it came from one; ours is new at each creation and import
+    kafka_id: str | None = None
+
+    @property
+    def export_id(self) -> str:
+        """The id the topic gets in a broker's directory."""
+        return self.kafka_id or self.id
 
     def partition_list(self) -> list[TopicPartition]:
         return [TopicPartition(self.name, number) for number in range(self.partitions)]
@@ -99,33 +106,42 @@ class TopicRegistry:
         """Make the topic exist, durably. Raises TopicExists."""
         # A name of its own: an import that died may have left one for the same id.
         draft = os.path.join(self._layout.topics, f"{topic.id}-{uuid.uuid4().hex}.new")
-        file = self._fs.open(draft, create=True, exclusive=True)
+        self.write(draft, topic)
+        try:
+            self.link(draft, topic)
+        finally:
+            self._fs.unlink(draft)
+
+    def write(self, path: str, topic: Topic) -> None:
+        """The topic's definition under a name of its own, which must be new; durable but for the name."""
+        file = self._fs.open(path, create=True, exclusive=True)
         try:
             file.pwrite(seal(_document(topic), version=VERSION), 0)
             file.fsync()
         finally:
             file.close()
+
+    def link(self, draft: str, topic: Topic) -> None:
+        """Give a definition its name, durably, which makes the topic exist. Raises TopicExists."""
         try:
             self._fs.link(draft, self._layout.topic(topic.name))
         except FileExistsError:
             raise TopicExists(f"there is a topic {topic.name} already") from None
-        finally:
-            self._fs.unlink(draft)
         self._fs.fsync_dir(self._layout.topics)
 
     def replace(self, topic: Topic) -> None:
         """Write the topic's new definition; the caller holds its lease."""
         write_sealed(self._fs, self._layout.topic(topic.name), _document(topic), version=VERSION)
 
-    def remove(self, name: str) -> None:
-        """End the topic, durably; the caller holds its lease."""
-        try:
-            self._fs.unlink(self._layout.topic(name))
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                raise self._unknown(name) from None
-            raise
-        self._fs.fsync_dir(self._layout.topics)
+
+def read_definition(fs: FileSystem, path: str) -> Topic:
+    """A topic's definition from a file that is not named like it. Raises FileNotFoundError, CorruptState."""
+    document = read_sealed(fs, path, version=VERSION, limit=TOPIC_FILE_BYTES_MAX)
+    try:
+        name = check_topic_name(str(document.get("name")))
+    except InvalidTopic as error:
+        raise CorruptState(error.what, file=path) from error
+    return _topic(name, document, path)
 
 
 def _document(topic: Topic) -> dict[str, object]:
@@ -137,18 +153,16 @@ def _document(topic: Topic) -> dict[str, object]:
         "config_version": topic.config_version,
         "created_ms": topic.created_ms,
         "keyed": topic.keyed,
+        "kafka_id": topic.kafka_id,
     }
 
 
 def _topic(name: str, document: Mapping[str, object], path: str) -> Topic:
     if document.get("name") != name:
         raise CorruptState("the file tells of another topic than its name", file=path)
-    topic_id = document.get("id")
-    try:
-        if not isinstance(topic_id, str) or parse_uuid(topic_id).int == 0:
-            raise ValueError
-    except ValueError:
-        raise CorruptState("no topic id in the file", file=path) from None
+    topic_id, kafka_id = document.get("id"), document.get("kafka_id")
+    if not _is_id(topic_id) or not (kafka_id is None or _is_id(kafka_id)):
+        raise CorruptState("no topic id in the file", file=path)
     partitions = whole_number(document, "partitions", file=path, high=INT32_MAX)
     configs = document.get("configs")
     if not isinstance(configs, dict):
@@ -161,10 +175,18 @@ def _topic(name: str, document: Mapping[str, object], path: str) -> Topic:
         raise CorruptState(f"the topic's file does not hold: {error.what}", file=path) from error
     return Topic(
         name=name,
-        id=topic_id,
+        id=str(topic_id),
         partitions=partitions,
         configs=checked,
         config_version=whole_number(document, "config_version", file=path),
         created_ms=whole_number(document, "created_ms", file=path),
         keyed=document.get("keyed") is True,
+        kafka_id=None if kafka_id is None else str(kafka_id),
     )
+
+
+def _is_id(value: object) -> bool:
+    try:
+        return isinstance(value, str) and parse_uuid(value).int != 0
+    except ValueError:
+        return False

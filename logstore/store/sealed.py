@@ -8,6 +8,7 @@ The checksum covers the first line with its newline. Owns the frame only; what a
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Mapping
@@ -55,10 +56,10 @@ def read_sealed(fs: FileSystem, path: str, *, version: int, limit: int) -> dict[
     """Raises FileNotFoundError, CorruptState, StoreVersionError."""
     try:
         data = read_whole(fs, path, limit=limit)
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise CorruptState(f"cannot be read: {error.strerror}", file=path) from error
+        if error.errno == errno.EFBIG:
+            raise CorruptState(f"larger than the limit of {limit} bytes", file=path) from error
+        raise  # of the system: it says nothing about the file
     return unseal(data, version=version, file=path)
 
 

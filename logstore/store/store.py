@@ -1,7 +1,8 @@
 """A store: a directory of topics and their partition logs, with settings, state and locks.
 
 Opening one holds a shared lock that keeps brokers out. Topics are created, altered and deleted here; a topic exists
-from the moment its file in `topics/` has its name, so all else of it is made after that, or thrown away with it.
+from the moment its file in `topics/` has its name to the moment that file becomes a mark of its deletion. What no mark
+names is never removed: that a file is missing proves nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from logstore.config import BrokerConfig, LogConfig, Resolved, load_toml, resolv
 from logstore.errors import (
     CorruptState,
     DamagedLog,
-    DuramenError,
     InvalidConfig,
+    InvalidTopic,
     LockHeld,
     NotAStore,
+    StrayDirectory,
     TopicExists,
     UnknownTopic,
 )
@@ -29,7 +31,6 @@ from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.checkpoint import (
     MetaProperties,
-    read_partition_metadata,
     write_meta_properties,
     write_partition_metadata,
 )
@@ -37,8 +38,11 @@ from logstore.partition.deletion import sweep_deleted
 from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA, FileKind, file_name
 from logstore.store.ends import TopicEnds, read_ends, write_ends
+from logstore.store.import_folder import sweep_import_folders
 from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
 from logstore.store.locks import DEFAULT_WAIT_MS, FileLock, StoreLocks
+from logstore.store.marks import DELETED, IMPORTED, IMPORTING, TopicMarks
+from logstore.store.places import is_log_of, topic_id_at
 from logstore.store.probe import probe_file_system
 from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
@@ -90,6 +94,7 @@ class LogStore:
         self._settings = load_toml(self.layout.settings, fs=fs) if fs.exists(self.layout.settings) else {}
         self._broker = resolve_broker(self._settings, store_file=self.layout.settings)
         self.registry = TopicRegistry(fs, self.layout)
+        self.marks = TopicMarks(fs, self.layout)
         self.locks = StoreLocks(fs, self.layout, clock=clock, wait_ms=lock_wait_ms)
         self.locks.enter()
         self._committer: Committer | None = None
@@ -145,7 +150,13 @@ class LogStore:
 
     def topic(self, name: str) -> Topic:
         """Raises InvalidTopic, UnknownTopic, CorruptState."""
-        return self.registry.read(name)
+        try:
+            return self.registry.read(name)
+        except UnknownTopic as error:
+            if self.fs.exists(self.layout.partition(TopicPartition(name, 0))):
+                error.what += ", but a directory in `logs/` is"
+                error.hint = "`duramen recover --dry-run` says whether the topic can be brought back."
+            raise
 
     def create_topic(
         self,
@@ -169,10 +180,19 @@ class LogStore:
         )
         if self.fs.exists(self.layout.topic(name)):
             raise TopicExists(f"there is a topic {name} already")
+        try:
+            self.check_place(topic, clear=not dry_run)
+        except StrayDirectory:
+            if self.fs.exists(self.layout.topic(name)):  # somebody creates it this moment
+                raise TopicExists(f"there is a topic {name} already") from None
+            raise
         if not dry_run:
             self.registry.create(topic)
             for partition in topic.partition_list():
-                self.place_partition(topic, partition)
+                self.place_partition(topic, partition, is_new=True)
+            with self.locks.lease(topic.id, what=f"create {name}"):
+                if not self.fs.exists(self.layout.ends(topic.id)):
+                    self.write_ends(topic, TopicEnds.empty(topic.partitions))
         return topic
 
     def alter_topic(
@@ -198,6 +218,8 @@ class LogStore:
             self.resolve(wanted)
             if partitions is not None and check_partitions(partitions) < topic.partitions:
                 raise InvalidConfig(f"topic {name} has {topic.partitions} partitions; their number can only grow")
+            if partitions is not None:
+                self.check_place(replace(topic, partitions=partitions), topic.partitions, clear=False)
             altered = replace(
                 topic,
                 configs=spelled(wanted),
@@ -210,7 +232,7 @@ class LogStore:
                 self.registry.replace(altered)
         if not dry_run:
             for partition in altered.partition_list()[topic.partitions :]:
-                self.place_partition(altered, partition)
+                self.place_partition(altered, partition, is_new=True)
         return altered
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
@@ -223,17 +245,25 @@ class LogStore:
             held.enter_context(self.locks.maintenance_of(topic.id, what=what))
             held.enter_context(self.locks.lease(topic.id, what=what))
             self.check_exists(topic)
-            self.registry.remove(name)
-            for partition in topic.partition_list():
-                with self.locks.partition(topic.id, partition.partition, what=what):  # a late append may still run
-                    self._discard(self.layout.partition(partition))
-            remove_tree(self.fs, self.layout.topic_state(topic.id))
+            self.marks.retire(topic)
+            self._finish_deletion(topic.id, topic, what)
         self.locks.forget_topic(topic.id)
         return topic
 
     def ends(self, topic: Topic) -> TopicEnds:
-        """Raises CorruptState."""
-        return read_ends(self.fs, self.layout.ends(topic.id), partitions=topic.partitions, limits=self.limits)
+        """Raises CorruptState, also when they are gone although there are records."""
+        path = self.layout.ends(topic.id)
+        ends = read_ends(self.fs, path, partitions=topic.partitions, limits=self.limits)
+        if not ends.applied_sequence and not any(ends.high_watermarks) and not self.fs.exists(path):
+            for number in range(topic.partitions):
+                if any(segment.size_bytes for segment in self.partition_state(topic, number).segments):
+                    raise CorruptState(
+                        "the topic has records but nothing says which are committed",
+                        file=path,
+                        partition=topic.partition(number),
+                        hint="`duramen recover` takes them all.",
+                    )
+        return ends
 
     def write_ends(self, topic: Topic, ends: TopicEnds) -> None:
         """Durable when this returns. The caller holds the topic's lease."""
@@ -260,9 +290,15 @@ class LogStore:
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """The partition's segment list; empty before its first write. Raises UnknownTopic, CorruptState."""
-        topic.partition(number)
+        partition = topic.partition(number)
         path = self.layout.partition_state(topic.id, number)
-        return read_state(self.fs, path, limits=self.limits) or PartitionState()
+        state = read_state(self.fs, path, limits=self.limits)
+        if state is None and self.fs.exists(self.layout.partition(partition)):
+            # It is there before the directory is.
+            raise CorruptState(
+                "the partition's segment list is gone", file=path, partition=partition, hint="Run `duramen recover`."
+            )
+        return state or PartitionState()
 
     def high_watermark(self, topic: Topic, number: int) -> int:
         """Where readers must stop, as of now."""
@@ -295,6 +331,7 @@ class LogStore:
         with self.locks.lease(topic.id, what=what), self.locks.partition(topic.id, number, what=what):
             self.check_exists(topic)
             ends = self.ends(topic)
+            self.partition_state(topic, number)  # log start and more are in it: a lost one is not made up here
             log = self.open_log(
                 topic,
                 number,
@@ -481,48 +518,95 @@ class LogStore:
 
     # --- partition directories -----------------------------------------------------------------------------------
 
-    def place_partition(self, topic: Topic, partition: TopicPartition, *, wait_ms: int | None = None) -> str:
-        """The partition's directory, made when it is missing; never one that a topic of the same name left behind.
+    def place_partition(
+        self, topic: Topic, partition: TopicPartition, *, wait_ms: int | None = None, is_new: bool = False
+    ) -> str:
+        """The partition's directory, made when the partition was never written; never one of another topic.
 
-        Who holds a lease gives a `wait_ms` of 0: the lease of the topic that was here before can only be tried then.
+        A directory that lost its `partition.metadata` gets it back when it holds the log of the partition's segment
+        list. Who holds a lease gives a `wait_ms` of 0: the lease of the topic that was here before can only be tried.
+        Raises StrayDirectory when it may be another's, DamagedLog when the partition's directory is gone.
         """
         directory = self.layout.partition(partition)
-        if self._topic_id_at(directory) == topic.id:
+        if self.topic_id_at(directory) == topic.id:
             return directory
-        self.clear_place(partition, wait_ms=wait_ms)
-        with self.locks.partition(topic.id, partition.partition, what=f"make {partition}"):
+        self._clear_deleted(partition, wait_ms=wait_ms)
+        number = partition.partition
+        with self.locks.partition(topic.id, number, what=f"make {partition}"):
             self.check_exists(topic)
-            if self._topic_id_at(directory) != topic.id:
-                state_path = self.layout.partition_state(topic.id, partition.partition)
-                self.fs.mkdir(self.layout.topic_state(topic.id))
-                self.fs.fsync_dir(self.layout.state)
-                if not self.fs.exists(state_path):
-                    # Readers go by the list, also by an empty one.
-                    write_state(self.fs, state_path, PartitionState(producers=False, transactions=False))
-                draft = self.layout.work("partition")
-                self.fs.mkdir(draft)
-                write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)
-                self.fs.rename(draft, directory)
-                self.fs.fsync_dir(self.layout.logs)
+            carried = self.topic_id_at(directory)
+            if carried == topic.id:
+                return directory
+            state_path = self.layout.partition_state(topic.id, number)
+            state = read_state(self.fs, state_path, limits=self.limits)
+            if is_directory(self.fs, directory):
+                if carried is not None or not is_log_of(self.fs, directory, state):
+                    raise self._stray(partition, carried)
+                write_partition_metadata(self.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
+                return directory
+            if not is_new and ((state and state.segments) or self.ends(topic).high_watermarks[number]):
+                raise DamagedLog(
+                    "the partition's directory is gone",
+                    partition=partition,
+                    file=directory,
+                    hint="Bring it back, or run `duramen recover`, which goes on behind the loss.",
+                )
+            self.make_partition(topic, partition, state)
         return directory
 
-    def clear_place(self, partition: TopicPartition, *, wait_ms: int | None = None) -> None:
-        """Take away what lies where the partition's directory belongs, if it is nobody's any more."""
+    def make_partition(self, topic: Topic, partition: TopicPartition, state: PartitionState | None) -> None:
+        """An empty directory for the partition; the caller holds its lock, and knows that there is none."""
+        self.fs.mkdir(self.layout.topic_state(topic.id))
+        self.fs.fsync_dir(self.layout.state)
+        if state is None:
+            # Readers go by the list, also by an empty one.
+            path = self.layout.partition_state(topic.id, partition.partition)
+            write_state(self.fs, path, PartitionState(producers=False, transactions=False))
+        draft = self.layout.work("partition")
+        self.fs.mkdir(draft)
+        write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)
+        self.fs.rename(draft, self.layout.partition(partition))
+        self.fs.fsync_dir(self.layout.logs)
+
+    def check_place(self, topic: Topic, first: int = 0, *, clear: bool = True) -> None:
+        """Nothing lies where the partitions from `first` on belong. Raises StrayDirectory.
+
+        What deleted topics left is removed first if `clear`, and does not count in any case.
+        """
+        names = set(self.fs.listdir(self.layout.logs))
+        for partition in topic.partition_list()[first:]:
+            directory = self.layout.partition(partition)
+            if str(partition) not in names:
+                continue
+            if clear:
+                self._clear_deleted(partition)
+                if not self.fs.exists(directory):
+                    continue
+            carried = self.topic_id_at(directory)
+            if carried is None or not self.marks.is_deleted(carried):
+                raise self._stray(partition, carried)
+
+    def _stray(self, partition: TopicPartition, carried: str | None) -> StrayDirectory:
+        whose = f"belongs to topic id {carried}" if carried else "does not say whose it is"
+        return StrayDirectory(
+            f"the directory in the place of {partition} {whose}; it is left as it is",
+            partition=partition,
+            file=self.layout.partition(partition),
+            hint="`duramen recover --dry-run` says what can be done about it.",
+        )
+
+    def _clear_deleted(self, partition: TopicPartition, *, wait_ms: int | None = None) -> None:
+        """Take a directory away that a deleted topic left where the partition's belongs."""
         directory = self.layout.partition(partition)
-        if not is_directory(self.fs, directory):
-            return
-        left_by = self._topic_id_at(directory)
-        if left_by is None:
-            # Not made by us; set aside, never deleted.
-            self.fs.rename(directory, self.layout.work("stray"))
+        left_by = self.topic_id_at(directory)
+        if left_by is None or not self.marks.is_deleted(left_by):
             return
         with self.locks.lease(left_by, what=f"clear {partition}", wait_ms=wait_ms):
-            if left_by not in {topic.id for topic in self.topics()} and self._topic_id_at(directory) == left_by:
+            if self.marks.is_deleted(left_by) and self.topic_id_at(directory) == left_by:
                 self._discard(directory)
 
-    def _topic_id_at(self, directory: str) -> str | None:
-        metadata = read_partition_metadata(self.fs, os.path.join(directory, PARTITION_METADATA), limits=self.limits)
-        return metadata.topic_id if metadata else None
+    def topic_id_at(self, directory: str) -> str | None:
+        return topic_id_at(self.fs, directory, limits=self.limits)
 
     def _discard(self, directory: str) -> None:
         """Out of sight in one step, then gone; a crash in between leaves it to `sweep`."""
@@ -534,8 +618,21 @@ class LogStore:
         self.fs.fsync_dir(self.layout.logs)
         remove_tree(self.fs, grave)
 
+    def is_gone(self, topic_id: str) -> bool:
+        """Whether the topic was deleted for certain: a mark says so, or a finished deletion has left nothing of it."""
+        return self.marks.is_deleted(topic_id) or not (
+            self.fs.exists(self.layout.topic_state(topic_id))
+            or topic_id in self.marks.ids()
+            or any(
+                self.topic_id_at(self.layout.partition(partition)) == topic_id
+                for partition in self._partitions_at_hand(None)
+            )
+        )
+
+    # --- sweeping ------------------------------------------------------------------------------------------------
+
     def sweep(self) -> list[str]:
-        """Remove what crashed processes left behind and nobody can need; returns the paths."""
+        """Remove what crashed processes left behind and a name or a mark says may go; returns the paths."""
         removed = []
         for name in self.fs.listdir(self.layout.staging):
             if name.endswith("-delete"):
@@ -543,7 +640,7 @@ class LogStore:
         oldest = self.clock.now_ms() - _LEFTOVER_MS_MIN
         for folder, suffixes in (
             (self.layout.topics, (".new", ".tmp")),
-            (self.layout.staging, ("-partition", "-import", "-draft")),
+            (self.layout.staging, ("-partition", "-draft")),
         ):
             for name in self.fs.listdir(folder):
                 path = os.path.join(folder, name)
@@ -552,37 +649,88 @@ class LogStore:
                         removed.append(path)
         for path in removed:
             remove_tree(self.fs, path)
-        return [*removed, *self._sweep_logs(), *self._sweep_state()]
+        return [*removed, *self._finish_imports(oldest), *self._finish_deletions()]
 
-    def _sweep_logs(self) -> list[str]:
-        """Partition directories of deleted topics. A topic's file is there before any of its directories is."""
-        removed = []
-        for name in self.fs.listdir(self.layout.logs):
-            directory = os.path.join(self.layout.logs, name)
+    def _finish_imports(self, oldest_ms: int) -> list[str]:
+        """Remove what imports that died have begun, and give those that were complete their name."""
+        begun, complete = self.marks.find(IMPORTING), self.marks.find(IMPORTED)
+        # After the marks: an import holds its folder before it sets the first and until the last is gone.
+        removed, at_work = sweep_import_folders(self, oldest_ms=oldest_ms)
+        if at_work:
+            return removed
+        for mark in complete:
+            if mark.topic is None or not self.fs.exists(mark.path):
+                continue
             try:
-                partition = TopicPartition.parse(name)
-                topic_id = self._topic_id_at(directory)
-            except (DuramenError, NotADirectoryError):
-                continue
-            if topic_id is not None and topic_id not in {topic.id for topic in self.topics()}:
-                self.clear_place(partition)
-                if not self.fs.exists(directory):
-                    removed.append(directory)
+                self.registry.link(mark.path, mark.topic)
+            except TopicExists:
+                if self.registry.read(mark.topic.name).id != mark.topic_id:
+                    continue  # left, and reported: it is not known which is right
+            self.marks.drop(mark.path)
+        for mark in begun:
+            with contextlib.suppress(LockHeld):
+                removed += self.take_back_import(mark.topic_id, mark.topic)
         return removed
 
-    def _sweep_state(self) -> list[str]:
-        """State of topics that never came to be, or are no more."""
-        removed = []
-        for topic_id in self.fs.listdir(self.layout.state):
-            if topic_id in {topic.id for topic in self.topics()}:
-                continue
-            path = self.layout.topic_state(topic_id)
-            with self.locks.lease(topic_id, what="sweep"):
-                if topic_id not in {topic.id for topic in self.topics()}:
-                    remove_tree(self.fs, path)
-                    removed.append(path)
-            self.locks.forget_topic(topic_id)
+    def take_back_import(self, topic_id: str, topic: Topic | None) -> list[str]:
+        """Remove what an import made of a topic that never came to be; returns the paths. Raises LockHeld."""
+        mark = self.layout.topic_mark(topic_id, IMPORTING)
+        with self.locks.lease(topic_id, what="take an import back", wait_ms=0):
+            if not self.fs.exists(mark):
+                return []  # it is complete
+            removed = self._finish_deletion(topic_id, topic, "take an import back")
+        self.locks.forget_topic(topic_id)
         return removed
+
+    def _finish_deletions(self) -> list[str]:
+        """What is left of topics that a mark says are deleted."""
+        removed = []
+        for mark in self.marks.find(DELETED):
+            # Held by whoever deletes the topic this moment.
+            with contextlib.suppress(LockHeld), self.locks.lease(mark.topic_id, what="sweep", wait_ms=0):
+                removed += self._finish_deletion(mark.topic_id, mark.topic, "sweep")
+                self.locks.forget_topic(mark.topic_id)
+        return removed
+
+    def _finish_deletion(self, topic_id: str, topic: Topic | None, what: str) -> list[str]:
+        """Remove what belongs to a deleted topic, the mark last; the caller holds its lease."""
+        removed = []
+        for partition in self._partitions_at_hand(topic):
+            directory = self.layout.partition(partition)
+            carried = self.topic_id_at(directory)
+            if carried == topic_id or (carried is None and self._is_log_of(topic, partition)):
+                with self.locks.partition(topic_id, partition.partition, what=what):  # a late append may still run
+                    self._discard(directory)
+                removed.append(directory)
+        state = self.layout.topic_state(topic_id)
+        if self.fs.exists(state):
+            remove_tree(self.fs, state)
+            self.fs.fsync_dir(self.layout.state)
+            removed.append(state)
+        for kind in (IMPORTING, IMPORTED, DELETED):
+            self.marks.drop(self.layout.topic_mark(topic_id, kind))
+        return removed
+
+    def _partitions_at_hand(self, topic: Topic | None) -> list[TopicPartition]:
+        """Partitions that have a directory: of the topic, or all when the topic is not known."""
+        names = self.fs.listdir(self.layout.logs)
+        if topic is not None:
+            known = set(names)
+            return [partition for partition in topic.partition_list() if str(partition) in known]
+        found = []
+        for name in names:
+            with contextlib.suppress(InvalidTopic):
+                found.append(TopicPartition.parse(name))
+        return found
+
+    def _is_log_of(self, topic: Topic | None, partition: TopicPartition) -> bool:
+        if topic is None or not is_directory(self.fs, self.layout.partition(partition)):
+            return False
+        try:
+            state = read_state(self.fs, self.layout.partition_state(topic.id, partition.partition), limits=self.limits)
+        except CorruptState:
+            return False
+        return is_log_of(self.fs, self.layout.partition(partition), state)
 
 
 def published(ends: TopicEnds, number: int, log: PartitionLog) -> TopicEnds:

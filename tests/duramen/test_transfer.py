@@ -27,14 +27,14 @@ def test_out_and_in_again(duramen: Command, orders: Path, tmp_path: Path, monkey
     duramen("topics", "create", "other")
     looked = duramen("import", out, "--dry-run", output="json").json
     assert looked["imported"] is False
-    assert looked["topics"][0]["id"] == KAFKA_ID
+    assert looked["topics"][0]["kafka_id"] == KAFKA_ID
     imported = duramen("import", out, "--link", "--topic-config", "segment.bytes=3000", output="json")
     assert imported.code == 0
     assert imported.json["clean"] is True
     assert [each["log_end_offset"] for each in imported.json["topics"][0]["partitions"]] == [100, 50]
     assert duramen("consume", "orders").out == before
     topic = duramen("topics", "describe", "orders", output="json").json["topic"]
-    assert (topic["id"], topic["configs"]) == (KAFKA_ID, {"segment.bytes": "3000"})
+    assert (topic["kafka_id"], topic["configs"]) == (KAFKA_ID, {"segment.bytes": "3000"})
     assert duramen("verify").code == 0
     checkpoint = tmp_path / "second" / "logs" / "replication-offset-checkpoint"
     assert checkpoint.read_text() == "0\n3\norders 0 100\norders 1 50\nother 0 0\n"

@@ -114,7 +114,7 @@ def test_a_commit_that_was_not_appended_yet_is_in_it(full: LogStore, tmp_path: P
 
     committer = Committer(full)
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise Died
 
     committer._apply = die  # type: ignore[method-assign]

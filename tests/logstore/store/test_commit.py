@@ -468,10 +468,13 @@ def test_a_plan_waits_for_the_directory_of_a_topic_that_was_here_before(
     store = committer.store
     for _ in range(6):  # ids are random: some sort before, some after
         append_table(committer, "orders", rows(9))
-        old = Path(store.layout.partition(store.topic("orders").partition(0)))
+        topic = store.topic("orders")
+        old = Path(store.layout.partition(topic.partition(0)))
         keep = old.with_name("keep")
         os.rename(old, keep)
+        definition = Path(store.layout.topic("orders")).read_bytes()
         store.delete_topic("orders")
+        Path(store.layout.topic_mark(topic.id, ".deleted")).write_bytes(definition)
         store.create_topic("orders", partitions=3)
         for path in old.iterdir():
             path.unlink()

@@ -73,7 +73,7 @@ def test_exported_records_come_back(store: LogStore, orders: Topic, tmp_path: Pa
     export_topics(store, str(tmp_path / "out"), [orders])
     with reimported(store, tmp_path / "out", tmp_path) as other:
         assert read_all(other, "orders") == read_all(store, "orders")
-        assert other.topic("orders").id == orders.id
+        assert other.topic("orders").export_id == orders.id
 
 
 def test_only_what_is_committed_is_exported(store: LogStore, orders: Topic, tmp_path: Path, read_all: ReadAll) -> None:

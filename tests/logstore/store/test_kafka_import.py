@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from logstore.clock import ManualClock
 from logstore.errors import ImportRefused, InvalidConfig, StoreInUse, TopicExists, UnknownConfig
 from logstore.files import OS_FILES, OsFileSystem
 from logstore.limits import DEFAULT_LIMITS
@@ -59,7 +60,8 @@ def test_a_clean_directory_comes_in_as_it_is(
     assert [(part.log_start_offset, part.log_end_offset) for part in imported.partitions] == [(0, 300), (0, 200)]
     assert read_all(target, "orders") == read_all(store, "orders")
     topic = target.topic("orders")
-    assert topic.id == store.topic("orders").id
+    assert topic.kafka_id == store.topic("orders").id
+    assert topic.id != topic.kafka_id
     assert topic.configs == {"segment.bytes": "2000"}
     assert target.ends(topic).recovery_points == (300, 200)
     logs = sorted(Path(target.layout.partition(topic.partition(0))).glob("*.log"))
@@ -219,6 +221,52 @@ def test_planning_changes_nothing(target: LogStore, broker: Path) -> None:
     assert snapshot(Path(target.path)) == before
 
 
+def test_a_topic_imported_again_inherits_nothing(
+    target: LogStore, orders: Topic, broker: Path, read_all: ReadAll
+) -> None:
+    """Both carry Kafka's topic id; ours is another each time."""
+    ids = set()
+    for at in range(3):
+        take(target, broker)
+        imported = read_all(target, "orders")
+        target.append("orders", [Record(b"key", b"of life %d" % at, 1_700_000_000_000)])
+        values = [record.value for records in read_all(target, "orders").values() for record in records]
+        assert len(values) == sum(map(len, imported.values())) + 1
+        assert [value for value in values if value and value.startswith(b"of life")] == [b"of life %d" % at]
+        topic = target.topic("orders")
+        ids.add(topic.id)
+        assert topic.kafka_id == orders.id
+        target.delete_topic("orders")  # before a flush: the staged batch is still there
+    assert len(ids) == 3
+
+
+def test_a_sweep_beside_an_import_leaves_what_is_being_imported(
+    store: LogStore, broker: Path, tmp_path: Path, read_all: ReadAll
+) -> None:
+    for number in range(8):
+        for part in (0, 1):
+            shutil.copytree(broker / f"orders-{part}", broker / f"topic{number}-{part}")
+            (broker / f"topic{number}-{part}" / "partition.metadata").unlink()
+    expected = read_all(store, "orders")
+    swept: list[str] = []
+    with (
+        LogStore(tmp_path / "target", create=True) as target,
+        LogStore(target.path, clock=ManualClock(10**15)) as daemon,
+    ):
+
+        def sweep(_: int) -> None:
+            swept.extend(daemon.sweep())
+
+        source = examine(OS_FILES, str(broker), limits=DEFAULT_LIMITS)
+        imported = import_topics(target, source, {}, progress=sweep)
+        assert len(imported) == 9
+        for each in imported:
+            assert read_all(target, each.topic.name) == expected
+            target.append(each.topic.name, [Record(b"key", b"value", 1_700_000_000_000)])
+        assert swept == []
+        assert daemon.sweep() == []
+
+
 class Crash(BaseException):
     pass
 
@@ -274,6 +322,7 @@ def test_a_crash_anywhere_leaves_all_or_nothing_and_the_next_import_works(
                 crashed = True
             fs.left = None
         with LogStore(path) as after:
+            after.sweep()
             visible = after.topic_names() == ["orders"]
             outcomes.add((crashed, visible))
             if not visible:

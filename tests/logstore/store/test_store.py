@@ -16,6 +16,7 @@ from logstore.errors import (
     LockHeld,
     NotAStore,
     StoreVersionError,
+    StrayDirectory,
     TopicExists,
     UnknownConfig,
     UnknownTopic,
@@ -315,14 +316,14 @@ def test_a_crash_while_partitions_are_placed_leaves_a_topic_that_works(root: Pat
         assert os.listdir(directory) == ["partition.metadata"]
 
 
-def test_a_foreign_directory_in_the_way_is_set_aside_not_deleted(store: LogStore, root: Path) -> None:
+def test_a_foreign_directory_in_the_way_is_left_and_named(store: LogStore, root: Path) -> None:
     (root / "logs" / "a-0").mkdir()
     (root / "logs" / "a-0" / "precious").write_text("x")
-    store.create_topic("a")
-    assert [path.name for path in (root / "logs" / "a-0").iterdir()] == ["partition.metadata"]
-    assert [path.read_text() for path in (root / "staging").glob("*-stray/precious")] == ["x"]
+    with pytest.raises(StrayDirectory, match="a-0 does not say whose it is"):
+        store.create_topic("a")
+    assert store.topic_names() == []
     store.sweep()
-    assert list((root / "staging").glob("*-stray/precious"))
+    assert (root / "logs" / "a-0" / "precious").read_text() == "x"
 
 
 def test_sweeping_leaves_young_leftovers_and_the_living(root: Path) -> None:
