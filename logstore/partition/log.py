@@ -36,7 +36,7 @@ from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigi
 from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.reading import Fetched, Isolation, LogView, fetch, offset_for_timestamp, read_chunks
 from logstore.partition.recovery import Loader, RecoveryReport
-from logstore.partition.retention import LogFacts, RetentionPolicy, SegmentFacts, deletable_prefix, policies_of
+from logstore.partition.retention import LogFacts, RetentionPolicy, SegmentFacts, policies_of, retention_passes
 from logstore.partition.roll import (
     ActiveSegment,
     NextAppend,
@@ -160,6 +160,7 @@ class PartitionLog:
         loaded = loader.load()
         self.recovery: RecoveryReport = loaded.report
         self._segments = loaded.segments
+        self._check_timestamps(state.segments)
         self._epochs = loaded.epochs
         self._producers = loaded.producers
         self._log_start = loaded.log_start_offset
@@ -913,27 +914,20 @@ class PartitionLog:
         done = []
         with self._lock:
             self._check_writable()
-            facts = self._facts()
-            for policy in policies_of(self.config) if policies is None else policies:
-                count = deletable_prefix(policy, facts, now_ms)
-                if not count:
-                    continue
-                gone = facts.segments[:count]
-                done.append(
-                    DeletedSegments(policy.name, tuple(s.base_offset for s in gone), sum(s.size_bytes for s in gone))
-                )
-                if dry_run:
-                    start = facts.segments[count].base_offset if count < len(facts.segments) else facts.log_end_offset
-                    facts = LogFacts(facts.segments[count:], max(start, facts.log_start_offset), *_ends(facts))
-                else:
-                    self._delete_prefix(count)
-                    facts = self._facts()
+            chosen = policies_of(self.config) if policies is None else policies
+            for each in retention_passes(chosen, self._facts(), now_ms):
+                done.append(DeletedSegments(each.policy, each.base_offsets, each.size_bytes))
+                if not dry_run:
+                    self._delete_prefix(len(each.segments))
             if not dry_run:
                 sweep_deleted(self._fs, self.directory, delay_ms=self.config.file_delete_delay_ms, now_ms=now_ms)
         return done
 
     def _facts(self) -> LogFacts:
-        segments = tuple(SegmentFacts(s.base_offset, s.size_bytes, s.largest_timestamp_ms) for s in self._segments)
+        segments = tuple(
+            SegmentFacts(s.base_offset, s.size_bytes, s.largest_timestamp_ms, s.newest_timestamp_ms)
+            for s in self._segments
+        )
         return LogFacts(segments, self._log_start, self._high_watermark, self._log_end)
 
     def _delete_prefix(self, count: int) -> None:
@@ -993,6 +987,16 @@ class PartitionLog:
         return offset_for_timestamp(self._view(isolation), timestamp_ms, self._limits)
 
     # --- state, failure, close --------------------------------------------------------------------------------------
+
+    def _check_timestamps(self, listed: tuple[SegmentEntry, ...]) -> None:
+        """Believe a segment's largest timestamp where list and time index agree; else look into the log.
+
+        Nothing protects an index, and what is taken from it here goes into the list.
+        """
+        known = {(entry.base_offset, entry.size_bytes, entry.largest_timestamp_ms) for entry in listed}
+        for segment in self._segments:
+            if (segment.base_offset, segment.size_bytes, segment.largest.timestamp_ms) not in known:
+                segment.confirm_largest()
 
     def _place_state(self, *, clean: bool) -> None:
         folder = None if self._state_path is None else os.path.dirname(self._state_path)
@@ -1079,10 +1083,6 @@ def _with_offsets(table: BatchTable, next_offset: int) -> BatchTable:
     assigned[:, LAST_OFFSET] = next_offset + np.cumsum(spans + 1) - 1
     assigned[:, BASE_OFFSET] = assigned[:, LAST_OFFSET] - spans
     return assigned
-
-
-def _ends(facts: LogFacts) -> tuple[int, int]:
-    return facts.high_watermark, facts.log_end_offset
 
 
 class _Rollback:

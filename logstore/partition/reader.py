@@ -84,7 +84,8 @@ class PartitionReader:
         bases = tuple(segment.base_offset for segment in state.segments)
         self._sizes = {segment.base_offset: segment.size_bytes for segment in state.segments[:-1]}
         self._replaced = frozenset() if state.swap is None else frozenset(state.swap.old_bases)
-        return LogView(self.partition, bases, self._segment, state.log_start_offset, end, high_watermark)
+        timestamps = {segment.base_offset: segment.largest_timestamp_ms for segment in state.segments[:-1]}
+        return LogView(self.partition, bases, self._segment, state.log_start_offset, end, high_watermark, timestamps)
 
     def _segment(self, base_offset: int) -> LogSegment:
         segment = self._open.pop(base_offset, None)

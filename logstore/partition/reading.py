@@ -8,8 +8,8 @@ by the same functions.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
@@ -78,6 +78,8 @@ class LogView:
     log_start_offset: int
     end_offset: int
     log_end_offset: int
+    #: largest timestamps of sealed segments by base offset, as the segment list has them
+    listed_timestamps_ms: Mapping[int, int] = field(default_factory=dict)
 
     def segment_at(self, offset: int) -> int:
         """Which segment holds `offset`, or would: the number of the greatest base at or below it."""
@@ -358,9 +360,17 @@ def _searched(view: LogView) -> Iterator[tuple[int, LogSegment]]:
 
 
 def _largest(view: LogView, number: int, segment: LogSegment) -> TimestampOffset:
-    """The segment's largest timestamp; where another process writes, the last segment's index may not have it yet."""
-    live = not segment.writable and number + 1 == len(view.bases)
-    return segment.scan_largest(view.end_offset) if live else segment.largest
+    """The segment's largest timestamp; where another process writes, the last segment's index may not have it yet.
+
+    Of other segments the index is believed where the list, which has a checksum, says the same.
+    """
+    if segment.writable:
+        return segment.largest
+    if number + 1 == len(view.bases):
+        return segment.scan_largest(view.end_offset)
+    if view.listed_timestamps_ms.get(segment.base_offset) != segment.largest.timestamp_ms:
+        segment.confirm_largest()
+    return segment.largest
 
 
 def _visible(view: LogView, found: TimestampOffset | None) -> TimestampOffset | None:
@@ -390,8 +400,11 @@ def _largest_timestamp(view: LogView, limits: Limits) -> TimestampOffset | None:
         found = _largest(view, number, segment)
         if segment.size_bytes and found.timestamp_ms > largest.timestamp_ms:
             best, largest = segment, found
-    first = None if best is None else best.find_batch(largest.offset)
-    if best is None or first is None:
+    if best is None:
+        return None
+    largest = best.scan_largest(view.end_offset)
+    first = best.find_batch(largest.offset)
+    if first is None:
         return None
     for header in best.ordered_headers(first.position):
         if header.max_timestamp_ms == largest.timestamp_ms:

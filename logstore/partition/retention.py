@@ -1,12 +1,14 @@
 """Which segments may go: pure rules over a list of segments, oldest first.
 
 A pass removes a prefix of whole segments and stops at the first that does not qualify. Kafka's order is log start,
-size, time, each computed from what the one before left; another policy is one more object in the list.
+size, time, each computed from what the one before left; another policy is one more object in the list. A dry run and
+a run decide by the same function, `retention_passes`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from logstore.config import LogConfig
@@ -16,7 +18,16 @@ from logstore.config import LogConfig
 class SegmentFacts:
     base_offset: int
     size_bytes: int
+    #: from the segment list or the time index, which nothing protects: enough to keep a segment, not to delete it
     largest_timestamp_ms: int
+    #: the same from the log itself, asked only for a segment that would go
+    confirm_ms: Callable[[], int] | None = field(default=None, compare=False)
+
+    def is_older(self, before_ms: int) -> bool:
+        """Whether its newest record is, by what is known of it and then by its batches."""
+        if self.largest_timestamp_ms >= before_ms:
+            return False
+        return self.confirm_ms is None or self.confirm_ms() < before_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class TimeRetention:
     def deletable(self, log: LogFacts, now_ms: int) -> int:
         count = 0
         for segment in log.segments:
-            if now_ms - segment.largest_timestamp_ms <= self.retention_ms:
+            if not segment.is_older(now_ms - self.retention_ms):
                 break
             count += 1
         return count
@@ -102,3 +113,33 @@ def deletable_prefix(policy: RetentionPolicy, log: LogFacts, now_ms: int) -> int
         if log.high_watermark < end_offset or (is_last and log.segments[at].size_bytes == 0):
             return at
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPass:
+    """What one policy gives up."""
+
+    policy: str
+    segments: tuple[SegmentFacts, ...]
+
+    @property
+    def base_offsets(self) -> tuple[int, ...]:
+        return tuple(segment.base_offset for segment in self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+
+def retention_passes(policies: Sequence[RetentionPolicy], log: LogFacts, now_ms: int) -> Iterator[RetentionPass]:
+    """What each policy in turn removes from what the ones before left; those that remove nothing are left out.
+
+    Raises CorruptBatch where the age of a segment that would go cannot be read from its log.
+    """
+    for policy in policies:
+        count = deletable_prefix(policy, log, now_ms)
+        if count:
+            yield RetentionPass(policy.name, log.segments[:count])
+            left = log.segments[count:]
+            start = left[0].base_offset if left else log.log_end_offset
+            log = replace(log, segments=left, log_start_offset=max(start, log.log_start_offset))

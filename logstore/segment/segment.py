@@ -93,6 +93,7 @@ class LogSegment:
             self.time_index.preallocate()
         self.bytes_since_index_entry = 0
         self._largest: TimestampOffset | None = None
+        self._largest_confirmed = False
         self._first_timestamp_ms: int | None = None
 
     # --- names ------------------------------------------------------------------------------------------------------
@@ -113,12 +114,12 @@ class LogSegment:
         return self._largest
 
     def scan_largest(self, end_offset: int = INT64_MAX) -> TimestampOffset:
-        """The same from the log below `end_offset`: the time index of an active segment lags behind its log."""
-        largest = self.time_index.last_below(end_offset)
-        first = self.find_batch(largest.offset)
-        if first is None:
-            return largest
-        for header in self.headers(first.position):
+        """The same from the log below `end_offset`: the time index of an active segment lags behind its log.
+
+        The index only says where to begin; see `_confirmed`.
+        """
+        largest, position = self._confirmed(self.time_index.last_below(end_offset))
+        for header in self.headers(position):
             if header.base_offset is not None and header.base_offset >= end_offset:
                 break
             if header.max_timestamp_ms > largest.timestamp_ms:
@@ -126,6 +127,25 @@ class LogSegment:
             if header.next_offset >= end_offset:
                 break
         return largest
+
+    def confirm_largest(self) -> None:
+        """Take `largest` from the log, once. What cannot be read stays as the index has it: others report damage."""
+        if not self._largest_confirmed:
+            with contextlib.suppress(CorruptBatch):
+                self._largest = self.scan_largest()
+            self._largest_confirmed = True
+
+    def newest_timestamp_ms(self) -> int:
+        """What retention goes by, from the batch headers alone; raises CorruptBatch where they cannot be read.
+
+        Deleting by time must not depend on an index.
+        """
+        newest_ms, end = NO_TIMESTAMP, 0
+        for header in self.headers():
+            newest_ms, end = max(newest_ms, header.max_timestamp_ms), header.end_position
+        if end < self.size_bytes:
+            raise CorruptBatch("the file ends inside a batch", file=self.log.path, position=end)
+        return newest_ms if newest_ms >= 0 else self._fs.stat(self.path(FileKind.LOG)).mtime_ms
 
     @property
     def largest_timestamp_ms(self) -> int:
@@ -359,8 +379,30 @@ class LogSegment:
         """The batch at which a search for the first record at or after a time must begin; None when it lies behind
         `end_offset`.
         """
-        offset = max(self.time_index.lookup(timestamp_ms).offset, start_offset)
-        return self.find_batch(offset, sealed=sealed) if offset < end_offset else None
+        hint, position = self._confirmed(self.time_index.lookup(timestamp_ms))
+        if start_offset >= end_offset or (position and hint.offset >= end_offset):
+            return None
+        if not position or hint.offset < start_offset:
+            return self.find_batch(max(hint.offset, start_offset), sealed=sealed)
+        return read_header(self.log, position, self.size_bytes)
+
+    def _confirmed(self, entry: TimestampOffset) -> tuple[TimestampOffset, int]:
+        """A time-index entry with the position of its batch, if the batch with that offset has that timestamp.
+
+        Else (-1, base offset) at the segment's start: an entry is a hint, since nothing protects an index. One that
+        fits its batch can be believed, whatever is wrong with the others: nothing before it is newer.
+        """
+        if entry.timestamp_ms >= 0:
+            with contextlib.suppress(CorruptBatch):
+                found = self.find_batch(entry.offset)
+                # Brokers before 3.x noted the record's own offset, not its batch's last.
+                if (
+                    found is not None
+                    and found.max_timestamp_ms == entry.timestamp_ms
+                    and (found.base_offset is None or found.base_offset <= entry.offset)
+                ):
+                    return entry, found.position
+        return TimestampOffset(NO_TIMESTAMP, self.base_offset), 0
 
     # --- cutting and rebuilding -------------------------------------------------------------------------------------
 

@@ -1,20 +1,22 @@
 """Retention, deletion of records and recovery of one partition of a store, each under its locks and with its report.
 
-A dry run answers from the state files alone and opens no log, because opening one repairs it.
+A dry run decides by the same facts and rules, but reads the files only: opening a log repairs it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import ManualClock
 from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange
-from logstore.partition.retention import LogFacts, SegmentFacts, deletable_prefix, policies_of
+from logstore.partition.retention import LogFacts, SegmentFacts, policies_of, retention_passes
 from logstore.segment.names import FileKind, file_name
+from logstore.segment.segment import LogSegment
 from logstore.store.ends import TopicEnds
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore, published
@@ -90,30 +92,43 @@ def retain(
 
 
 def _would_retain(store: LogStore, topic: Topic, number: int, now_ms: int) -> Retention:
+    """By the rule and the facts a run goes by; read from the files, because opening a log repairs it."""
     state = store.partition_state(topic, number)
     high_watermark = store.high_watermark(topic, number)
     directory = store.layout.partition(topic.partition(number))
+
+    @contextlib.contextmanager
+    def opened(base_offset: int) -> Iterator[LogSegment]:
+        segment = LogSegment(store.fs, directory, base_offset, limits=store.limits)
+        try:
+            yield segment
+        finally:
+            segment.close(clean=False)
+
+    def newest_ms(base_offset: int) -> int:
+        with opened(base_offset) as segment:
+            return segment.newest_timestamp_ms()
+
     segments = []
     for entry in state.segments:
-        timestamp_ms = entry.largest_timestamp_ms
+        size, timestamp_ms = entry.size_bytes, entry.largest_timestamp_ms
+        if entry is state.segments[-1]:  # the list has it as it was when it was written
+            with opened(entry.base_offset) as active:
+                size, timestamp_ms = active.size_bytes, active.scan_largest(high_watermark).timestamp_ms
         if timestamp_ms < 0:
             path = os.path.join(directory, file_name(entry.base_offset, FileKind.LOG))
             timestamp_ms = store.fs.stat(path).mtime_ms
-        segments.append(SegmentFacts(entry.base_offset, entry.size_bytes, timestamp_ms))
+        segments.append(SegmentFacts(entry.base_offset, size, timestamp_ms, partial(newest_ms, entry.base_offset)))
     # No log is open: its end is not known, but what is committed ends here.
     log = LogFacts(tuple(segments), state.log_start_offset, high_watermark, high_watermark)
-    passes = []
-    for policy in policies_of(store.log_config(topic)):
-        count = deletable_prefix(policy, log, now_ms)
-        if not count:
-            continue
-        gone, left = log.segments[:count], log.segments[count:]
-        passes.append(
-            RetainedBy(policy.name, tuple(each.base_offset for each in gone), sum(each.size_bytes for each in gone))
-        )
-        start = left[0].base_offset if left else high_watermark
-        log = LogFacts(left, max(start, log.log_start_offset), high_watermark, high_watermark)
-    return Retention(topic.partition(number), log.log_start_offset, tuple(passes))
+    passes = list(retention_passes(policies_of(store.log_config(topic)), log, now_ms))
+    gone = sum(len(each.segments) for each in passes)
+    start = high_watermark if gone and gone == len(segments) else segments[gone].base_offset if gone else 0
+    return Retention(
+        topic.partition(number),
+        max(start, state.log_start_offset),
+        tuple(RetainedBy(each.policy, each.base_offsets, each.size_bytes) for each in passes),
+    )
 
 
 def delete_records(
