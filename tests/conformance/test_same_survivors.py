@@ -21,7 +21,7 @@ import pytest
 
 from conformance.broker import Broker
 from conformance.compaction_logs import DAY_MS, THEMES, Round, Story, random_story
-from conformance.kafka import CleanerPass, Kafka, KafkaBatch, KafkaError, LogRun, Op, record
+from conformance.kafka import CleanerPass, Kafka, KafkaBatch, KafkaError, LogRun, LogState, Op, record
 from conformance.workload import (
     NOW_MS,
     PARTITION,
@@ -78,6 +78,11 @@ CANNOT = {
     "Attempt to append to a full": "index full",
     "Empty batches are only supported for magic v2": "emptied legacy batch",
 }
+#: logs on which this suite has failed: theme, seed and how keys are told apart
+FAILED_ONCE = [
+    # Kafka takes data for aborted there; for us a transaction that began below the log start holds everything back.
+    ("log start", "1997971101818664595 177", "md5"),
+]
 #: themes of the logs that a broker is given
 SERVED = ("uncompressed", "transactions", "tombstones", "gaps")
 
@@ -197,10 +202,18 @@ class Twins:
     def outlast(self, turn: Round, before: Sequence[KafkaBatch]) -> None:
         """Ours cleans what Kafka cannot, and Kafka reads what is left. Below the log start the twins may differ."""
         known = {r.offset: r for b in self.kafka.read(self.ours) for r in b.records or ()}
-        assert self.clean_ours(turn, None) is not None
+        report = self.clean_ours(turn, None)
         kept = [r for b in self.kafka.read(self.ours) for r in b.records or ()]
         assert all(known[r.offset] == r for r in kept)
-        assert self.kafka.load(self.ours, self.story.config, now_ms=turn.now_ms).log_end_offset > before[-1].last_offset
+        state = self.kafka.load(
+            self.ours,
+            self.story.config,
+            now_ms=turn.now_ms,
+            log_start_offset=turn.log_start_offset,
+            producer_id_expiration_ms=self.story.producer_id_expiration_ms,
+        )
+        assert state.log_end_offset > before[-1].last_offset
+        assert report is not None or open_below(state, turn.log_start_offset)
 
     def clean_ours(self, turn: Round, theirs: CleanerPass | None) -> PassReport | None:
         """A pass of ours over a directory that Kafka has closed; None when there was nothing to clean.
@@ -227,7 +240,7 @@ class Twins:
         if theirs is not None:
             expected = (theirs.first_dirty_offset, theirs.first_uncleanable_offset, theirs.cleaned)
             actual = (found.first_dirty_offset, found.first_uncleanable_offset, found.cleanable_bytes > 0)
-            if actual[1] < expected[1] and open_below(theirs, turn.log_start_offset):
+            if actual[1] < expected[1] and open_below(theirs.state, turn.log_start_offset):
                 raise KafkaGaveUp("open below the log start")
             assert actual == expected
         if not found.cleanable_bytes:
@@ -358,11 +371,11 @@ def mistaken_for_committed(before: Sequence[KafkaBatch], forgotten: set[int], lo
     return any(b.control and b.last_offset >= log_start_offset and b.producer_id in forgotten for b in before)
 
 
-def open_below(passed: CleanerPass, log_start_offset: int) -> bool:
+def open_below(state: LogState, log_start_offset: int) -> bool:
     """Whether a transaction is open that began below the log start: for Kafka the first batch behind the log start is
     the last stable offset then, for us the log start itself. No record lies between them, but perhaps a segment's end.
     """
-    begun = (producer["current_txn_first_offset"] for producer in passed.state.producers)
+    begun = (producer["current_txn_first_offset"] for producer in state.producers)
     return any(offset is not None and 0 <= offset < log_start_offset for offset in begun)
 
 
@@ -411,6 +424,13 @@ def test_same_survivors_as_kafka(
     assert seen["dumped"] > 0
     assert seen[REACHED[theme]] > 0
     assert seen["index full"] == 0 or theme == "small indexes"
+
+
+@pytest.mark.parametrize(("theme", "seed", "algorithm"), FAILED_ONCE)
+def test_same_survivors_of_a_log_that_failed_once(
+    kafka: Kafka, scratch: Path, theme: str, seed: str, algorithm: str
+) -> None:
+    told(kafka, random_story(seed, theme), scratch, algorithm, dump=True)
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
