@@ -225,7 +225,7 @@ def run_pass(
         cleaned.append(done)
         _tally(report, done)
         swapped(done)
-    report.segments_after = len(cleaned)
+    report.segments_after = sum(len(done.segments) for done in cleaned)
     report.cleaned = tuple(cleaned)
     report.workers = tuple(sorted({done.worker for done in cleaned}))
     if indexed.is_full:
@@ -270,7 +270,7 @@ def _install(fs: FileSystem, work: PassWork, indexed: Indexed, state_path: str, 
         state_path,
         state,
         folder=done.folder or folder,
-        new=SegmentEntry(done.base_offset, done.size_bytes, done.largest_timestamp_ms),
+        new=[SegmentEntry(each.base_offset, each.size_bytes, each.largest_timestamp_ms) for each in done.outputs],
         old_bases=[source.base_offset for source in done.sources],
         dropped_tombstones=done.counts.removed.get(TOMBSTONE, 0),
         thinned_offset=indexed.end_offset if any(done.counts.removed.values()) else None,

@@ -1,7 +1,8 @@
 """Writing groups of segments anew, into a folder of the run; the log itself is not touched.
 
 A group is filtered in pieces, side by side, and what stays is appended in their order. A single segment in which
-nothing changes is not written at all. The output is complete and synced when a group is finished.
+nothing changes is not written at all. What does not fit one segment goes on in the next, as appends do. The outputs
+are complete and synced when a group is finished.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from logstore.cleaner.index import Progress, aborted_between, no_progress, open_
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.turns import Turns
-from logstore.cleaner.work import Cleaned, Indexed, PassWork
+from logstore.cleaner.work import Cleaned, Indexed, Output, PassWork
 from logstore.errors import OffsetOverflow
 from logstore.files import File, FileSystem
+from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX
 from logstore.records.codes import OK
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import ORDER_OFFSET
 from logstore.records.memory import Memory
 from logstore.records.survivors import Survivors
+from logstore.records.table import BASE_OFFSET, COUNT, LAST_OFFSET, MAGIC, MAX_TIMESTAMP, SIZE, BatchTable
 from logstore.segment.batches import Chunk, read_batches
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
-from logstore.segment.segment import LogSegment
+from logstore.segment.segment import LogSegment, RollLimits
 from logstore.segment.txn_index import AbortedTransaction
 
 _WRITEBACK_BYTES = 8 << 20  # given to the device at once; with many small requests its queue is full, and one waits
@@ -93,7 +96,7 @@ class _Filtered:
     piece: Piece
     parts: Sequence[_Part]
     counts: Counts
-    aborted: Sequence[AbortedTransaction]
+    aborted: list[AbortedTransaction]
     seconds: float
 
 
@@ -112,12 +115,19 @@ class OpenGroup:
         self.settings = settings
         self.turns = turns
         self.counts = Counts()
+        #: of markers that stay, from where the output begins on
         self.aborted: list[AbortedTransaction] = []
         self.seconds = 0.0
-        #: what is to be written lies there, not durable yet
+        #: segments that are full, and durable
+        self.outputs: list[Output] = []
+        #: what is to be written goes there, not durable yet
         self.output: LogSegment | None = None
         #: so many of it were given to the device
         self.begun_bytes = 0
+        #: in the output
+        self.records = 0
+        #: behind the last batch that was written
+        self.next_offset = segments[0].base_offset
 
     def close(self) -> None:
         """No piece of it is in work any more."""
@@ -263,7 +273,8 @@ class GroupWriter:
                 size += 0 if batches is None else len(batches.data)
                 if size > self.piece_bytes:  # more than there should be in memory
                     group.turns.await_turn(number)
-                    self._put_parts(group, piece.source, parts)
+                    self._put_parts(group, piece.source, parts, rules.aborted)
+                    rules.aborted = []
                     parts, size = [], 0
         finally:
             self._idle.append(shop)
@@ -302,14 +313,16 @@ class GroupWriter:
 
     def _put(self, group: OpenGroup, done: _Filtered) -> None:
         source = done.piece.source
-        self._put_parts(group, source, done.parts)
+        self._put_parts(group, source, done.parts, done.aborted)
         group.counts.add(done.counts)
-        group.aborted += done.aborted
         group.seconds += done.seconds
         if done.piece.end_position == source.segment.size_bytes:
             source.close()
 
-    def _put_parts(self, group: OpenGroup, source: Source, parts: Sequence[_Part]) -> None:
+    def _put_parts(
+        self, group: OpenGroup, source: Source, parts: Sequence[_Part], aborted: list[AbortedTransaction]
+    ) -> None:
+        group.aborted += aborted  # first: they go with the output that has their marker
         for part in parts:
             if group.output is None and part.changed:
                 group.output = self._open(source.segment.base_offset)
@@ -321,27 +334,22 @@ class GroupWriter:
                     self._copy(group, source, part.position, part.end_position)
 
     def finish(self, group: OpenGroup) -> Cleaned:
-        """Make the output durable. Raises OSError; then nothing of the group is left in the folder."""
+        """Make the outputs durable. Raises OSError; then nothing of the group is left in the folder."""
         began = time.monotonic()
-        sources, output, counts = group.segments, group.output, group.counts
-        size, largest_ms = sources[0].size_bytes, -1
-        if output is not None:
+        sources, counts = group.segments, group.counts
+        if group.output is not None:
             try:
-                self._seal(output, group)
+                group.records = counts.records - sum(output.records for output in group.outputs)
+                self._seal(group.output, group, INT64_MAX)
             except BaseException:
                 self.discard(group)
                 raise
-            size = output.size_bytes
-            largest_ms = output.largest.timestamp_ms if size else -1
         group.close()
         return Cleaned(
             sources,
-            output is not None,
+            tuple(group.outputs),
             counts,
-            size,
-            largest_ms,
             sum(source.size_bytes for source in sources),
-            size if output is not None else 0,
             _distinct(counts, sources, self._work, self._indexed),
             seconds=group.seconds + time.monotonic() - began,
             worker=worker_name(),
@@ -351,17 +359,27 @@ class GroupWriter:
     def discard(self, group: OpenGroup) -> None:
         """No piece of it is in work any more."""
         group.close()
-        discard_output(self._fs, self._folder, group.segments[0].base_offset)
+        written = {group.segments[0].base_offset, *(output.base_offset for output in group.outputs)}
+        if group.output is not None:
+            written.add(group.output.base_offset)
+        for base_offset in written:
+            discard_output(self._fs, self._folder, base_offset)
 
-    def _seal(self, segment: LogSegment, group: OpenGroup) -> None:
+    def _seal(self, segment: LogSegment, group: OpenGroup, end_offset: int) -> None:
+        """Make an output durable that ends below `end_offset`."""
         for entry in group.aborted:
-            segment.txn_index.append(entry)
+            if entry.last_offset < end_offset:
+                segment.txn_index.append(entry)
+        group.aborted = [entry for entry in group.aborted if entry.last_offset >= end_offset]
         segment.seal()
         segment.flush()
         mtime_ms = self._mtime_ms(group.segments[-1])
         for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIME_INDEX):
             if self._fs.exists(segment.path(kind)):
                 self._fs.set_mtime(segment.path(kind), mtime_ms)
+        largest_ms = segment.largest.timestamp_ms if segment.size_bytes else -1
+        group.outputs.append(Output(segment.base_offset, segment.size_bytes, largest_ms, group.records))
+        group.records = group.begun_bytes = 0
 
     def _is_checked(self, segment: SourceSegment) -> bool:
         """Whether the whole segment was read, and its checksums compared, for the map."""
@@ -391,22 +409,75 @@ class GroupWriter:
     def _append(self, group: OpenGroup, batches: EncodedBatches | None) -> None:
         if batches is None:
             return
+        at = 0
+        while at < len(batches.table):
+            placed, fits = self._fill(group, batches, at)
+            at += placed
+            if not fits:
+                self._roll(group, batches.table[at : at + 1])
+        self._throttle.take(len(batches.data))
+        self._progress("write", len(batches.data))
+
+    def _fill(self, group: OpenGroup, batches: EncodedBatches, first: int) -> tuple[int, bool]:
+        """Append some batches from `first` on; returns how many, and whether there is room for the next one."""
         output = group.output
         assert output is not None
+        room = output.index_room()
+        # Kafka's cleaner minds a full index only where a batch needs an entry in it.
+        if not room and output.lacks_entry(int(batches.table[first, MAX_TIMESTAMP])):
+            return 0, False
+        table = batches.table[: first + max(room, 1)]
+        bytes_max = output_bytes_max(group.settings, self._work.segment_bytes)
+        if not output.size_bytes and int(table[first, SIZE]) > bytes_max:  # it has a segment for itself
+            table, bytes_max = table[: first + 1], SEGMENT_BYTES_MAX
         placed, reason = output.place(
-            batches.data, batches.table, 0, next_offset=0, assign=False, indexes_may_fill=True
+            batches.data,
+            table,
+            first,
+            next_offset=0,
+            assign=False,
+            roll_limits=RollLimits(bytes_max, INT64_MAX),
+            indexes_may_fill=True,
         )
-        if reason != OK:
-            raise OffsetOverflow(
-                f"batch {placed} does not fit the segment at {output.base_offset}",
-                file=output.log.path,
-                partition=self._work.partition,
-            )
+        if placed:
+            group.records += int(table[first : first + placed, COUNT].clip(0).sum())
+            group.next_offset = int(table[first + placed - 1, LAST_OFFSET]) + 1
         if output.size_bytes - group.begun_bytes >= _WRITEBACK_BYTES:
             output.log.start_writeback(group.begun_bytes, output.size_bytes - group.begun_bytes)
             group.begun_bytes = output.size_bytes
-        self._throttle.take(len(batches.data))
-        self._progress("write", len(batches.data))
+        return placed, reason == OK
+
+    def _roll(self, group: OpenGroup, following: BatchTable) -> None:
+        """Go on in a new output, for this batch."""
+        full = group.output
+        assert full is not None
+        base_offset = first_base(following, group.next_offset)
+        if base_offset <= full.base_offset:
+            raise OffsetOverflow(
+                f"the batch that ends at {int(following[0, LAST_OFFSET])} does not fit the segment at"
+                f" {full.base_offset}, nor one of its own",
+                file=full.log.path,
+                partition=self._work.partition,
+            )
+        self._seal(full, group, base_offset)
+        group.output = None
+        full.close(clean=False)
+        group.output = self._open(base_offset)
+
+
+def output_bytes_max(settings: FilterSettings, segment_bytes: int) -> int:
+    """How large an output may become. By Kafka's rules a group only shrinks, or grows by a few bytes where horizons
+    are stamped, and stays one segment; what is compressed anew or joined may grow many times over.
+    """
+    rewritten = settings.codec_id is not None or settings.merge_bytes > 0
+    return min(segment_bytes, SEGMENT_BYTES_MAX) if rewritten else SEGMENT_BYTES_MAX
+
+
+def first_base(batch: BatchTable, next_offset: int) -> int:
+    """The base of a segment that begins with this batch. One of the old formats does not say where it begins."""
+    if int(batch[0, MAGIC]) == 2:
+        return int(batch[0, BASE_OFFSET])
+    return max(next_offset, int(batch[0, LAST_OFFSET]) - RELATIVE_OFFSET_MAX)
 
 
 def _distinct(counts: Counts, sources: Sequence[SourceSegment], work: PassWork, indexed: Indexed) -> int | None:

@@ -84,22 +84,52 @@ class Indexed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
-    """A group after cleaning. Without `changed` nothing was written: the source stands."""
+class Output:
+    """A segment that was written. `largest_timestamp_ms` is -1 where no record has a time."""
 
-    sources: tuple[SourceSegment, ...]
-    changed: bool
-    counts: Counts
+    base_offset: int
     size_bytes: int
     largest_timestamp_ms: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A group after cleaning. Without outputs nothing was written: the source stands.
+
+    There is one output, but for a group that no longer fits a segment: it was compressed anew, or joined, or its
+    batches need more index entries than one has room for.
+    """
+
+    sources: tuple[SourceSegment, ...]
+    outputs: tuple[Output, ...]
+    counts: Counts
     read_bytes: int
-    written_bytes: int
     #: distinct keys, where that is known
     keys: int | None = None
     seconds: float = 0.0
     worker: str = ""
     #: where its output lies
     folder: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.outputs)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(output.size_bytes for output in self.outputs)
+
+    @property
+    def segments(self) -> tuple[Output, ...]:
+        """What lies in the log afterwards."""
+        if self.outputs:
+            return self.outputs
+        return tuple(Output(s.base_offset, s.size_bytes, -1, self.counts.records) for s in self.sources)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
 
     @property
     def base_offset(self) -> int:

@@ -42,12 +42,12 @@ def swap_in(
     state: PartitionState,
     *,
     folder: str,
-    new: SegmentEntry,
+    new: Sequence[SegmentEntry],
     old_bases: Sequence[int],
     dropped_tombstones: int = 0,
     thinned_offset: int | None = None,
 ) -> PartitionState:
-    """Put the output at `new.base_offset` in `folder` in place of neighbouring segments; returns the state it wrote.
+    """Put the outputs `new` in `folder` in place of neighbouring segments; returns the state it wrote.
 
     `thinned_offset` is the end of the pass's map where the output lacks records of its sources; None: it has them all.
 
@@ -61,20 +61,22 @@ def swap_in(
     at = bases.index(old_bases[0])
     if bases[at : at + len(old_bases)] != list(old_bases) or at + len(old_bases) >= len(bases):
         raise SegmentsChanged(f"segments {list(old_bases)} are not neighbours, or the last is active", file=directory)
-    note = SwapNote((new.base_offset,), tuple(old_bases))
+    assert new and new[0].base_offset == old_bases[0], "they cover the same offsets"
+    note = SwapNote(tuple(entry.base_offset for entry in new), tuple(old_bases))
     if thinned_offset is not None:  # on disk before any file changes: a restore of the past must not miss it
-        state = state.thinned(new.base_offset, thinned_offset)
+        state = state.thinned(new[0].base_offset, thinned_offset)
     write_state(fs, state_path, replace(state, generation=state.generation + 1, swap=note))
-    for kind in SEGMENT_KINDS:
-        name = file_name(new.base_offset, kind, Transient.CLEANED)
-        if fs.exists(os.path.join(folder, name)):
-            fs.rename(os.path.join(folder, name), os.path.join(directory, name))
+    for entry in new:
+        for kind in SEGMENT_KINDS:
+            name = file_name(entry.base_offset, kind, Transient.CLEANED)
+            if fs.exists(os.path.join(folder, name)):
+                fs.rename(os.path.join(folder, name), os.path.join(directory, name))
     fs.fsync_dir(directory)
     replace_segments(fs, directory, note.new_bases, note.old_bases)
     done = replace(
         state,
         generation=state.generation + 2,
-        segments=(*state.segments[:at], new, *state.segments[at + len(old_bases) :]),
+        segments=(*state.segments[:at], *new, *state.segments[at + len(old_bases) :]),
         dropped_tombstones=state.dropped_tombstones + dropped_tombstones,
         swap=None,
     )

@@ -268,6 +268,18 @@ class LogSegment:
             self._first_timestamp_ms = int(block[slots.A_FIRST_TS])
         return placed, int(block[slots.A_REASON])
 
+    def index_room(self) -> int:
+        """How many batches can be placed, however many index entries they need."""
+        offset, time = self.offset_index, self.time_index
+        return max(min(offset.max_entries - offset.entries, time.max_entries - 1 - time.entries), 0)
+
+    def lacks_entry(self, max_timestamp_ms: int) -> bool:
+        """Whether a batch, the next one, needs an entry in an index that is full."""
+        if self.bytes_since_index_entry <= self.index_interval_bytes:
+            return False
+        newer = max(self.largest.timestamp_ms, max_timestamp_ms) > self.time_index.last_entry().timestamp_ms
+        return self.offset_index.is_full or (newer and self.time_index.is_full)
+
     def restore(self, largest: TimestampOffset, bytes_since_index_entry: int) -> None:
         """Go on where another process left off, as if the segment had never been closed."""
         self._largest = largest

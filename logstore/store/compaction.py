@@ -675,17 +675,18 @@ def _record_segments(
     listed = {s.base_offset for s in store.partition_state(topic, number).segments}
     known = {row.base_offset: row for row in ledger.segments(topic.id, number) if row.base_offset in listed}
     for done in report.cleaned:
-        if done.base_offset not in listed:
-            continue
-        before = known.get(done.base_offset)
-        known[done.base_offset] = SegmentRow(
-            done.base_offset,
-            done.size_bytes,
-            done.counts.records,
-            done.counts.records if done.keys is None else done.keys,
-            done.counts.tombstones,
-            run_id if done.changed or before is None else before.run_id,
-        )
+        for at, segment in enumerate(done.segments):
+            if segment.base_offset not in listed:
+                continue
+            before = known.get(segment.base_offset)
+            known[segment.base_offset] = SegmentRow(
+                segment.base_offset,
+                segment.size_bytes,
+                segment.records,
+                done.keys if done.keys is not None and len(done.segments) == 1 else segment.records,
+                done.counts.tombstones if at == 0 else 0,  # known of the group as a whole
+                run_id if done.changed or before is None else before.run_id,
+            )
     ledger.replace_segments(topic.id, number, [known[base] for base in sorted(known)])
 
 

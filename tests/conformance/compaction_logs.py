@@ -73,6 +73,8 @@ class _Producer:
     epoch: int = 0
     sequence: int = 0
     open: bool = False
+    #: Kafka may have forgotten it while its transaction was open
+    unsure: bool = False
 
 
 class _Writer:
@@ -207,6 +209,8 @@ class _Writer:
             Op.marker(kind, producer.producer_id, producer.epoch, 0, None, self.leader_epoch, version)
         )
         producer.open = False
+        if producer.unsure:  # a marker alone makes it known again, without a sequence
+            producer.epoch, producer.sequence, producer.unsure = producer.epoch + 1, 0, False
         self.end_offset += 1
         self.active_is_empty = False
 
@@ -250,10 +254,11 @@ class _Writer:
     # ----- the rest
 
     def forget_producers(self) -> None:
-        """They may have expired; then only a new epoch is sure to be taken."""
+        """They may have expired, or lie below the log start; then only a new epoch is sure to be taken."""
         for producer in (*self.producers, *self.idempotent):
             if not producer.open:
                 producer.epoch, producer.sequence = producer.epoch + 1, 0
+            producer.unsure = producer.open
 
     def roll(self) -> None:
         if not self.active_is_empty:
@@ -301,6 +306,7 @@ def random_story(seed: str, theme: str) -> Story:
         if theme == "log start" and rng.random() < 0.7:
             log_start_offset = rng.randint(log_start_offset, writer.end_offset)
             writer.operations.append(Op.log_start(log_start_offset))
+            writer.forget_producers()
         retention_ms = config["delete.retention.ms"]
         # Also just before, at and after the horizon that the pass before this one has set.
         waits = (0, 1, 1000, retention_ms - 1, retention_ms, retention_ms + 1, 2 * DAY_MS)

@@ -9,6 +9,7 @@ import pytest
 
 from logstore.cleaner.cleaner import clean_partition
 from logstore.cleaner.dedupe_map import MapSettings
+from logstore.cleaner.work import CleaningOptions
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
@@ -25,11 +26,18 @@ PARTITION = TopicPartition("t", 0)
 NOW_MS = 1_700_000_000_000
 RETENTION_MS = 1000
 CONFIG = LogConfig(segment_bytes=900, cleanup_policy=frozenset({"compact"}), delete_retention_ms=RETENTION_MS)
+ZSTD = 4
 SOAK = 20 if os.environ.get("DURAMEN_SOAK") == "1" else 1
 
 
-def made(rng: random.Random) -> tuple[SimulatedFileSystem, list[Record], int]:
-    """A durable log of many small segments, its records, and where its active segment begins."""
+def made(rng: random.Random, *, packed: bool = False) -> tuple[SimulatedFileSystem, list[Record], int]:
+    """A durable log of many small segments, its records, and where its active segment begins. A packed one fills more
+    segments when it is opened.
+    """
+
+    def value() -> bytes:
+        return b"v" * 200 if packed else rng.randbytes(rng.randrange(40))
+
     fs = SimulatedFileSystem(ManualClock(NOW_MS))
     for path in ("/store", "/store/logs", "/store/state", "/store/staging", DIRECTORY):
         fs.mkdir(path)
@@ -38,16 +46,14 @@ def made(rng: random.Random) -> tuple[SimulatedFileSystem, list[Record], int]:
     with opened(fs) as log:
         for number in range(25):
             batch = [
-                Record(
-                    b"k%d" % rng.randrange(12), None if rng.random() < 0.2 else rng.randbytes(rng.randrange(40)), NOW_MS
-                )
+                Record(b"k%d" % rng.randrange(12), None if rng.random() < 0.2 else value(), NOW_MS)
                 for _ in range(rng.randrange(1, 6))
             ]
             if number == 20:
                 batch.append(Record(b"gone", b"for a while", NOW_MS))
             if number == 24:
                 batch.append(Record(b"gone", None, NOW_MS))
-            first = log.append(batch).first_offset
+            first = log.append(batch, codec_id=ZSTD if packed else 0).first_offset
             records += [Record(r.key, r.value, r.timestamp_ms, offset=first + i) for i, r in enumerate(batch)]
         log.roll()
         base = log.segments[-1].base_offset
@@ -60,7 +66,7 @@ def opened(fs: SimulatedFileSystem, *, clean: bool = True) -> PartitionLog:
     )
 
 
-def compact(fs: SimulatedFileSystem, base: int, now_ms: int) -> None:
+def compact(fs: SimulatedFileSystem, base: int, now_ms: int, *, unpack: bool = False) -> None:
     clean_partition(
         fs,
         DIRECTORY,
@@ -72,6 +78,7 @@ def compact(fs: SimulatedFileSystem, base: int, now_ms: int) -> None:
         map_settings=MapSettings(buffer_bytes=1 << 20),
         producers={},
         folder=FOLDER,
+        options=CleaningOptions(recompress_codec_id=0 if unpack else None),
     )
 
 
@@ -144,6 +151,33 @@ def test_every_step_can_be_the_last(power: bool, second_pass: bool, seed: int) -
             if step % 7 == 0:  # and the next pass ends as if nothing had happened
                 _remove_leftovers(survivor)
                 compact(survivor, base, now_ms)
+                assert [(r.offset, r.key, r.value) for r in read(survivor, base)] == expected
+                assert not any(name.endswith((".cleaned", ".swap")) for name in survivor.listdir(DIRECTORY))
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
+def test_every_step_of_a_group_with_several_outputs_can_be_the_last(power: bool, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(SOAK):
+        start, records, base = made(rng, packed=True)
+        whole = start.kill()
+        before = whole.operations
+        compact(whole, base, NOW_MS, unpack=True)
+        steps = whole.operations - before
+        state = read_state(whole, STATE)
+        assert state is not None
+        assert max(entry.size_bytes for entry in state.segments) <= CONFIG.segment_bytes or len(state.segments) > 3
+        expected = [(r.offset, r.key, r.value) for r in read(whole, base)]
+        for step in range(steps):
+            fs = start.kill()
+            fs.fail_after(step)
+            with pytest.raises((PowerCut, DuramenError)):
+                compact(fs, base, NOW_MS, unpack=True)
+            survivor = fs.crash(random.Random(rng.random())) if power else fs.kill()
+            check(survivor, records, base)
+            if step % 7 == 0:
+                _remove_leftovers(survivor)
+                compact(survivor, base, NOW_MS, unpack=True)
                 assert [(r.offset, r.key, r.value) for r in read(survivor, base)] == expected
                 assert not any(name.endswith((".cleaned", ".swap")) for name in survivor.listdir(DIRECTORY))
 
