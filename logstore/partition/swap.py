@@ -61,7 +61,7 @@ def swap_in(
     at = bases.index(old_bases[0])
     if bases[at : at + len(old_bases)] != list(old_bases) or at + len(old_bases) >= len(bases):
         raise SegmentsChanged(f"segments {list(old_bases)} are not neighbours, or the last is active", file=directory)
-    assert new and new[0].base_offset == old_bases[0], "they cover the same offsets"
+    assert new[0].base_offset == old_bases[0], "they cover the same offsets"
     note = SwapNote(tuple(entry.base_offset for entry in new), tuple(old_bases))
     if thinned_offset is not None:  # on disk before any file changes: a restore of the past must not miss it
         state = state.thinned(new[0].base_offset, thinned_offset)

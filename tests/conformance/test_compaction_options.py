@@ -19,6 +19,7 @@ from logstore.records.record import Record
 OPTIONS = {
     "merged": (CleaningOptions(merge_bytes=2000), {}),
     "recompressed": (CleaningOptions(recompress_codec_id=4), {}),
+    "opened": (CleaningOptions(recompress_codec_id=0), {}),
     "expired": (CleaningOptions(key_ttl_ms=20), {}),
     "by version": (CleaningOptions(), {"order": ORDER_HEADER, "header": b"version"}),
     "by time": (CleaningOptions(), {"order": ORDER_TIMESTAMP}),
@@ -31,7 +32,7 @@ OPTIONS = {
 
 def drawn(rng: random.Random) -> Record:
     headers = (("version", struct.pack(">q", rng.randrange(9))), ("h", None)) if rng.random() < 0.7 else ()
-    value = None if rng.random() < 0.2 else rng.randbytes(rng.randrange(60))
+    value = None if rng.random() < 0.2 else rng.choice((rng.randbytes(rng.randrange(60)), b"v" * 500))
     return Record(b"k%d" % rng.randrange(15), value, NOW_MS - rng.randrange(40), headers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from compaction_job.spark_engine import SparkEngine
 from logstore.cleaner.cleaner import Engine, LocalEngine, run_pass
 from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.grouping import SourceSegment
-from logstore.cleaner.work import Cleaned
+from logstore.cleaner.work import Cleaned, CleaningOptions
 from logstore.errors import CorruptBatch
 from logstore.files import OS_FILES
 from logstore.partition.producer_state import AppendOrigin
@@ -62,10 +63,12 @@ def lab_of(root: Path, rng: random.Random, *, transactions: bool) -> Lab:
     return lab
 
 
-def compact(lab: Lab, engine: Engine, swapped: list[Cleaned]) -> dict[str, bytes]:
+def compact(
+    lab: Lab, engine: Engine, swapped: list[Cleaned], options: CleaningOptions | None = None
+) -> dict[str, bytes]:
     """The files a pass leaves; the groups that were swapped in are added, also when it fails."""
     os.makedirs(lab.folder)
-    work = lab.work(MapSettings(buffer_bytes=1 << 20))
+    work = replace(lab.work(MapSettings(buffer_bytes=1 << 20)), options=options or CleaningOptions())
     run_pass(OS_FILES, work, engine=engine, state_path=lab.state_path, folder=lab.folder, swapped=swapped.append)
     return {path.name: path.read_bytes() for path in Path(lab.directory).iterdir() if path.suffix != ".deleted"}
 
@@ -92,6 +95,19 @@ def test_the_same_files_whatever_the_jobs(
         swapped: list[Cleaned] = []
         assert compact(again(lab, tmp_path / f"{job_bytes}-{at_once}"), engine, swapped) == expected
         assert [each.counts for each in swapped] == [each.counts for each in groups]
+
+
+def test_a_group_of_several_segments_is_the_same_from_spark(spark: Any, tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "first", segment_bytes=SEGMENT_BYTES)
+    lab.append(*([Record(b"k%d" % number, b"v" * 300, NOW_MS)] * 3 for number in range(60)), codec_id=4, roll=True)
+    opened = CleaningOptions(recompress_codec_id=0)
+    groups: list[Cleaned] = []
+    expected = compact(again(lab, tmp_path / "local"), LocalEngine(OS_FILES), groups, opened)
+    assert any(len(each.outputs) > 1 for each in groups)
+    swapped: list[Cleaned] = []
+    engine = SparkEngine(spark, str(tmp_path), groups_at_once=4)
+    assert compact(again(lab, tmp_path / "spark"), engine, swapped, opened) == expected
+    assert [each.outputs for each in swapped] == [each.outputs for each in groups]
 
 
 def test_what_a_job_did_before_a_group_failed_is_swapped_in(spark: Any, tmp_path: Path) -> None:
