@@ -202,7 +202,7 @@ def partition_figures(
 ) -> PartitionFigures:
     """Raises DuramenError, OSError."""
     state = store.partition_state(topic, number)
-    facts = facts_of(store, topic, number, state, flushed=True)
+    facts = facts_of(store, topic, number, state, config, flushed=True)
     figures = PartitionFigures(topic.name, number, compacted=config.compact, next_horizon_ms=facts.next_horizon_ms)
     total_bytes = sum(segment.size_bytes for segment in facts.segments)
     _count(figures, state, counted, facts.log_end_offset)

@@ -42,6 +42,12 @@ if TYPE_CHECKING:
     from logstore.store.store import LogStore
 
 PAUSED = "duramen.compaction.paused"
+NEXT_RULES = {
+    "horizon": "delete horizon",
+    "max_lag": "max.compaction.lag.ms",
+    "expired": "duramen.key.ttl.ms",
+    "recompress": "duramen.compaction.recompress.after.ms",
+}
 
 OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 TopicOption = Annotated[
@@ -137,6 +143,7 @@ def _explained(plan: PartitionPlan) -> dict[str, Any]:
         "size_bytes": plan.size_bytes,
         "segments": plan.segments,
         "next_ms": found.next_ms,
+        "next_due": None if found.next_due is None else found.next_due.name.lower(),
         "late_ms": found.late_ms,
         "next_horizon_ms": plan.next_horizon_ms,
         "rolls_active": plan.rolls_active,
@@ -164,7 +171,10 @@ def _when(document: dict[str, Any]) -> str:
         return "-"
     if document["set_aside"]:
         return f"retry {time_text(document['set_aside']['retry_ms'])}"
-    return time_text(document["next_ms"]) if document["next_ms"] is not None else "with new records"
+    if document["next_ms"] is None:
+        return "with new records"
+    rule = NEXT_RULES.get(document["next_due"], "min.compaction.lag.ms")
+    return f"{time_text(document['next_ms'])} ({rule})"
 
 
 # --- plan ----------------------------------------------------------------------------------------------------------

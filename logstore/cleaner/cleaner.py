@@ -232,7 +232,8 @@ def run_pass(
         report.map_buffer_wanted = wanted_buffer(work, indexed)
     with locked():
         state = _state(fs, work, state_path)
-        horizon = report.next_horizon_ms
+        horizon, oldest, other = report.next_horizon_ms, report.oldest_value_ms, report.oldest_other_codec_ms
+        options = work.options
         write_state(
             fs,
             state_path,
@@ -241,6 +242,9 @@ def run_pass(
                 generation=state.generation + 1,
                 first_dirty_offset=max(indexed.end_offset, state.log_start_offset),
                 next_horizon_ms=-1 if horizon is None else horizon,
+                oldest_value_ms=None if not options.key_ttl_ms else -1 if oldest is None else oldest,
+                wanted_codec_id=options.recompress_codec_id,
+                oldest_other_codec_ms=-1 if other is None else other,
             ),
         )
     report.seconds = time.monotonic() - began

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from logstore.cleaner.dedupe_map import DedupeMap, Judged
 from logstore.cleaner.transactions import Transactions
 from logstore.errors import CorruptBatch
-from logstore.limits import INT32_MAX, INT64_MAX, Limits
+from logstore.limits import INT32_MAX, INT64_MAX, INT64_MIN, Limits
 from logstore.records import slots
 from logstore.records.codes import EXPLAINED, OK
 from logstore.records.compression import CODECS
@@ -23,6 +23,7 @@ from logstore.records.decoder import Decoder
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import (
     DELETE,
+    KEEP_RECORD,
     MARK_ACTION,
     MARK_CODEC,
     MARK_HORIZON,
@@ -95,6 +96,8 @@ class FilterSettings:
     merge_bytes: int = 0
     #: codec of all that is written; None: as it was
     codec_id: int | None = None
+    #: codec that all should have some day; batches of another one are counted. None: any
+    wanted_codec_id: int | None = None
     survivors: Survivors | None = None
 
 
@@ -108,6 +111,10 @@ class Counts:
     removed: dict[str, int] = field(default_factory=dict)
     #: the earliest delete horizon among what stays; INT64_MAX: none
     next_horizon_ms: int = INT64_MAX
+    #: the earliest timestamp of a record that stays with its value; looked for where records expire. INT64_MAX: none
+    oldest_value_ms: int = INT64_MAX
+    #: batches that stay and have another codec than is wanted
+    other_codec: int = 0
 
     def remove(self, reason: str, count: int) -> None:
         if count:
@@ -118,6 +125,8 @@ class Counts:
         self.records += other.records
         self.tombstones += other.tombstones
         self.next_horizon_ms = min(self.next_horizon_ms, other.next_horizon_ms)
+        self.oldest_value_ms = min(self.oldest_value_ms, other.oldest_value_ms)
+        self.other_codec += other.other_codec
         for reason, count in other.removed.items():
             self.remove(reason, count)
 
@@ -189,6 +198,7 @@ class Filter:
             if settings.merge_bytes:
                 changed |= self._join(table[first:last], marks[first:last])
             self._count(judged, block)
+            self._look_ahead(chunk, table, marks, first, last, keep)
             begin = chunk.position + int(table[first, POSITION])
             end = chunk.position + int(table[last - 1, POSITION] + table[last - 1, SIZE])
             yield Filtered(begin, end, changed, marks, table, first, last, keep)
@@ -274,6 +284,26 @@ class Filter:
         counts.next_horizon_ms = min(counts.next_horizon_ms, int(block[slots.B_NEXT_HORIZON]))
         block[slots.B_SUPERSEDED :] = 0
         block[slots.B_NEXT_HORIZON] = INT64_MAX
+
+    def _look_ahead(
+        self, chunk: Chunk, table: BatchTable, marks: Marks, first: int, last: int, keep: npt.NDArray[np.uint8]
+    ) -> None:
+        """What says when a part is to be looked at again, although nothing new comes."""
+        settings, counts = self._settings, self.counts
+        if settings.wanted_codec_id is not None:
+            data = (table[first:last, ATTRIBUTES] & CONTROL_BIT) == 0
+            other = (marks[first:last, MARK_KEPT] > 0) & (marks[first:last, MARK_CODEC] != settings.wanted_codec_id)
+            counts.other_codec += int((data & other).sum())
+        if settings.expired_before_ms:
+            rows = table[first:last][table[first:last, SKIP] == 0]
+            data = np.repeat((rows[:, ATTRIBUTES] & CONTROL_BIT) == 0, rows[:, COUNT])
+            kept = (data & (keep[: len(data)] == KEEP_RECORD)).astype(np.uint8)
+            found = self._decoder.decode(
+                table, first, last, INT64_MIN, INT64_MAX, chunk.file, chunk.position, keep=kept
+            )
+            times = found.timestamps_ms[(found.values.valid != 0) & (found.timestamps_ms >= 0)]
+            if len(times):
+                counts.oldest_value_ms = min(counts.oldest_value_ms, int(times.min()))
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

@@ -204,6 +204,7 @@ class GroupWriter:
             expired_before_ms=work.expired_before_ms,
             merge_bytes=options.merge_bytes,
             codec_id=codec_id,
+            wanted_codec_id=options.recompress_codec_id,
             survivors=self._survivors,
         )
 
@@ -345,12 +346,14 @@ class GroupWriter:
                 self.discard(group)
                 raise
         group.close()
+        other_codec_ms = max(map(self._mtime_ms, sources)) if counts.other_codec else None
         return Cleaned(
             sources,
             tuple(group.outputs),
             counts,
             sum(source.size_bytes for source in sources),
             _distinct(counts, sources, self._work, self._indexed),
+            other_codec_ms=other_codec_ms,
             seconds=group.seconds + time.monotonic() - began,
             worker=worker_name(),
             folder=self._folder,

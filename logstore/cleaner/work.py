@@ -107,6 +107,8 @@ class Cleaned:
     read_bytes: int
     #: distinct keys, where that is known
     keys: int | None = None
+    #: file time of its youngest source, where batches of it are yet to be compressed anew
+    other_codec_ms: int | None = None
     seconds: float = 0.0
     worker: str = ""
     #: where its output lies
@@ -171,3 +173,12 @@ class PassReport:
     def next_horizon_ms(self) -> int | None:
         horizon = self.counts.next_horizon_ms
         return None if horizon == INT64_MAX else horizon
+
+    @property
+    def oldest_value_ms(self) -> int | None:
+        oldest = self.counts.oldest_value_ms
+        return None if oldest == INT64_MAX else oldest
+
+    @property
+    def oldest_other_codec_ms(self) -> int | None:
+        return min((each.other_codec_ms for each in self.cleaned if each.other_codec_ms is not None), default=None)

@@ -77,6 +77,12 @@ class PartitionState:
     losses: tuple[Loss, ...] = ()
     #: what unfinished passes have thinned begins here: below it nothing changed since `first_dirty_offset` moved
     thinned_base_offset: int = 0
+    #: timestamp of the oldest record of the compacted part with a value; -1: there is none, None: not known
+    oldest_value_ms: int | None = None
+    #: the codec the last pass was to give to cold data; None: none
+    wanted_codec_id: int | None = None
+    #: file time of the oldest group that has another one, as it was too young then; -1: there is none
+    oldest_other_codec_ms: int = -1
 
     @property
     def is_half_thinned(self) -> bool:
@@ -125,6 +131,9 @@ def encode_state(state: PartitionState) -> bytes:
         "thinned_offset": state.thinned_offset,
         "thinned_base_offset": state.thinned_base_offset,
         "losses": [[loss.base_offset, loss.end_offset, loss.reason, loss.since_ms] for loss in state.losses],
+        "oldest_value_ms": state.oldest_value_ms,
+        "wanted_codec_id": state.wanted_codec_id,
+        "oldest_other_codec_ms": state.oldest_other_codec_ms,
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
@@ -181,6 +190,11 @@ def _from_json(body: object) -> PartitionState:
         _natural(body.get("thinned_offset", body["first_dirty_offset"])),
         tuple(_loss(*loss) for loss in body.get("losses", ())),
         _natural(body.get("thinned_base_offset", 0)),
+        oldest_value_ms=_horizon(body.get("oldest_value_ms")),
+        wanted_codec_id=None if body.get("wanted_codec_id") is None else _natural(body["wanted_codec_id"]),
+        oldest_other_codec_ms=-1
+        if body.get("oldest_other_codec_ms", -1) == -1
+        else _natural(body["oldest_other_codec_ms"]),
     )
 
 

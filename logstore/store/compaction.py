@@ -23,6 +23,7 @@ from logstore.cleaner.eligibility import (
     CleanerFacts,
     CleanerRules,
     Due,
+    Looks,
     SegmentAge,
     cleanable,
 )
@@ -38,7 +39,8 @@ from logstore.partition.roll import max_segment_ms
 from logstore.partition.state import PartitionState, SegmentEntry, read_state
 from logstore.partition.swap import finish_swap
 from logstore.records.compression import codec_by_name
-from logstore.records.header import read_header
+from logstore.records.header import BatchHeader, read_header
+from logstore.records.table import CODEC_MASK
 from logstore.segment.names import FileKind, file_name
 from logstore.store.locks import FileLock
 from logstore.store.registry import Topic
@@ -186,13 +188,9 @@ def plan_partition(
     rolls_active = config.compact and idle_and_due(store, topic, number, state, config, now_ms)
     if flushed and rolls_active:
         state = _as_rolled(store, topic, number, state)
-    facts = facts_of(store, topic, number, state, flushed=flushed)
+    facts = facts_of(store, topic, number, state, config, flushed=flushed)
     found = cleanable(
-        facts,
-        rules_of(config),
-        now_ms=now_ms,
-        first_batch_timestamp_ms=lambda base: first_timestamp(store, topic, number, base),
-        forced=force,
+        facts, rules_of(config), now_ms=now_ms, looks=looks_of(store, topic, number, config), forced=force
     )
     sources = [s for s in state.segments[:-1] if s.base_offset < found.first_uncleanable_offset]
     work = None
@@ -247,7 +245,7 @@ def _active_bytes(store: LogStore, topic: Topic, number: int, state: PartitionSt
 
 
 def facts_of(
-    store: LogStore, topic: Topic, number: int, state: PartitionState, *, flushed: bool = False
+    store: LogStore, topic: Topic, number: int, state: PartitionState, config: LogConfig, *, flushed: bool = False
 ) -> CleanerFacts:
     ends = store.ends(topic)
     horizon = state.next_horizon_ms
@@ -265,6 +263,11 @@ def facts_of(
         first_dirty_offset=state.first_dirty_offset,
         recovery_point=ends.high_watermarks[number] if flushed else ends.recovery_points[number],
         next_horizon_ms=None if horizon in (None, -1) else horizon,
+        oldest_value_ms=state.oldest_value_ms,
+        # What was found for another codec says nothing.
+        oldest_other_codec_ms=state.oldest_other_codec_ms
+        if state.wanted_codec_id == recompress_codec_id(config)
+        else None,
     )
 
 
@@ -280,20 +283,57 @@ def _largest_timestamp_ms(store: LogStore, topic: Topic, number: int, entry: Seg
 
 
 def rules_of(config: LogConfig) -> CleanerRules:
-    return CleanerRules(config.min_cleanable_dirty_ratio, config.min_compaction_lag_ms, config.max_compaction_lag_ms)
+    recompresses = recompress_codec_id(config) is not None
+    return CleanerRules(
+        config.min_cleanable_dirty_ratio,
+        config.min_compaction_lag_ms,
+        config.max_compaction_lag_ms,
+        key_ttl_ms=max(config.duramen_key_ttl_ms, 0),
+        recompress_after_ms=config.duramen_compaction_recompress_after_ms if recompresses else None,
+    )
 
 
-def first_timestamp(store: LogStore, topic: Topic, number: int, base_offset: int) -> int:
-    """The largest timestamp of a segment's first batch; -1 when there is none."""
+def recompress_codec_id(config: LogConfig) -> int | None:
+    """The codec compaction gives to cold data; None: it leaves it as it is."""
+    name = config.duramen_compaction_recompress_type
+    if name == "producer":
+        return None
+    return codec_by_name("none" if name == "uncompressed" else name).id
+
+
+def looks_of(store: LogStore, topic: Topic, number: int, config: LogConfig) -> Looks:
+    """How the rules look into a partition's files, where they need to."""
+    codec_id = recompress_codec_id(config)
+
+    def other_codec_ms(base_offset: int) -> int | None:
+        header = first_header(store, topic, number, base_offset)
+        if header is None or header.attributes & CODEC_MASK == codec_id:
+            return None
+        path = os.path.join(store.layout.partition(topic.partition(number)), file_name(base_offset, FileKind.LOG))
+        try:
+            return store.fs.stat(path).mtime_ms
+        except FileNotFoundError:
+            return None
+
+    return Looks(lambda base_offset: first_timestamp(store, topic, number, base_offset), other_codec_ms)
+
+
+def first_header(store: LogStore, topic: Topic, number: int, base_offset: int) -> BatchHeader | None:
+    """Of a segment's first batch; None when there is none, or the segment was replaced since the list was read."""
     path = os.path.join(store.layout.partition(topic.partition(number)), file_name(base_offset, FileKind.LOG))
     try:
         file = store.fs.open(path)
     except FileNotFoundError:
-        return -1
+        return None
     try:
-        header = read_header(file, 0, file.size())
+        return read_header(file, 0, file.size())
     finally:
         file.close()
+
+
+def first_timestamp(store: LogStore, topic: Topic, number: int, base_offset: int) -> int:
+    """The largest timestamp of a segment's first batch; -1 when there is none."""
+    header = first_header(store, topic, number, base_offset)
     return -1 if header is None else header.max_timestamp_ms
 
 
@@ -342,10 +382,6 @@ def _work(
     producers: Mapping[int, LastRecord],
 ) -> PassWork:
     order = Order.of(config)
-    recompress = config.duramen_compaction_recompress_type
-    codec_id = None
-    if recompress != "producer":
-        codec_id = codec_by_name("none" if recompress == "uncompressed" else recompress).id
     work = plan_pass(
         store.fs,
         store.layout.partition(topic.partition(number)),
@@ -364,7 +400,7 @@ def _work(
         producers=producers,
         options=CleaningOptions(
             merge_bytes=config.duramen_compaction_merge_bytes,
-            recompress_codec_id=codec_id,
+            recompress_codec_id=recompress_codec_id(config),
             recompress_after_ms=config.duramen_compaction_recompress_after_ms,
             key_ttl_ms=max(config.duramen_key_ttl_ms, 0),
         ),

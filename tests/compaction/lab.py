@@ -76,6 +76,8 @@ class Lab:
             self.end,
             state.first_dirty_offset,
             next_horizon_ms=None if state.next_horizon_ms in (None, -1) else state.next_horizon_ms,
+            oldest_value_ms=state.oldest_value_ms,
+            oldest_other_codec_ms=state.oldest_other_codec_ms,
         )
 
     def cleanable(self, now_ms: int = NOW_MS, *, forced: bool = False) -> Cleanable:

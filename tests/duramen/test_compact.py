@@ -100,6 +100,54 @@ def test_a_tombstones_horizon_is_the_next_look(accounts: Path, duramen: Command)
     assert (after["due"], after["why"]) == (True, "due: a delete horizon has passed")
 
 
+def test_keys_expire_on_an_idle_partition(store_path: Path, duramen: Command) -> None:
+    ttl_ms = 3_600_000
+    with LogStore(store_path, create=True) as store:
+        store.create_topic("sessions", configs=COMPACTED | {"duramen.key.ttl.ms": ttl_ms})
+        append(store, "sessions", [(f"key-{at}", "value") for at in range(50)], BASE_MS)
+    assert duramen("compact", "--roll-active", "--force", "--now-ms", BASE_MS + 1_000).code == 0
+    due_ms = BASE_MS + ttl_ms + ttl_ms // 10 + 1
+    (waiting,) = duramen("explain", "--now-ms", BASE_MS + 2_000, output="json").json["partitions"]
+    assert (waiting["due"], waiting["next_ms"], waiting["next_due"]) == (False, due_ms, "expired")
+    assert "(duramen.key.ttl.ms)" in duramen("explain", "--now-ms", BASE_MS + 2_000).out
+    assert duramen("compact", "--now-ms", due_ms - 1, output="json").json["runs"][0]["result"] == "skipped"
+    (planned,) = duramen("plan", "--now-ms", due_ms, output="json").json["partitions"]
+    assert (planned["due"], planned["estimate"]["removed"]) == (True, {"expired": 50})
+    (run,) = duramen("compact", "--now-ms", due_ms, output="json").json["runs"]
+    assert (run["result"], run["reason"]) == ("done", "due: records are older than duramen.key.ttl.ms")
+    assert run["receipt"]["removed"] == {"expired": 50}
+    assert set(values(store_path, "sessions").values()) == {None}
+    (after,) = duramen("explain", "--now-ms", due_ms + 1, output="json").json["partitions"]
+    assert (after["due"], after["next_due"]) == (False, "horizon")
+
+
+def test_cold_segments_of_an_idle_partition_are_compressed_anew(store_path: Path, duramen: Command) -> None:
+    cold = {"duramen.compaction.recompress.type": "zstd", "duramen.compaction.recompress.after.ms": 1_000_000}
+    with LogStore(store_path, create=True) as store:
+        store.create_topic("events", configs=COMPACTED | cold)
+        now_ms = int(time.time() * 1000)
+        append(store, "events", [(f"key-{at}", "value" * 20) for at in range(50)])
+    assert duramen("compact", "--roll-active", "--force").code == 0
+    (waiting,) = duramen("explain", output="json").json["partitions"]
+    assert (waiting["due"], waiting["next_due"]) == (False, "recompress")
+    assert now_ms + 1_099_000 <= waiting["next_ms"] <= int(time.time() * 1000) + 1_100_000
+    (run,) = duramen("compact", "--now-ms", waiting["next_ms"], output="json").json["runs"]
+    assert (run["result"], run["receipt"]["removed"]) == ("done", {})
+    assert run["receipt"]["after_bytes"] < run["receipt"]["before_bytes"] / 2
+    (after,) = duramen("explain", "--now-ms", waiting["next_ms"] + 1, output="json").json["partitions"]
+    assert (after["due"], after["next_ms"]) == (False, None)
+
+
+def test_a_time_to_live_set_later_is_seen_on_an_idle_partition(store_path: Path, duramen: Command) -> None:
+    with LogStore(store_path, create=True) as store:
+        store.create_topic("sessions", configs=COMPACTED)
+        append(store, "sessions", [(f"key-{at}", "value") for at in range(50)], BASE_MS)
+    assert duramen("compact", "--roll-active", "--force", "--now-ms", BASE_MS + 1_000).code == 0
+    assert duramen("topics", "alter", "sessions", "--config", "duramen.key.ttl.ms=10000").code == 0
+    assert duramen("compact", "--now-ms", BASE_MS + 20_000, output="json").json["runs"][0]["result"] == "done"
+    assert set(values(store_path, "sessions").values()) == {None}
+
+
 def test_the_plan_is_what_the_receipt_says_and_changes_nothing(accounts: Path, duramen: Command) -> None:
     before = files_of(accounts)
     planned = duramen("plan", output="json").json["partitions"]
