@@ -44,6 +44,7 @@ from logstore.store.compaction import (
 )
 from logstore.store.maintenance import Retention, retain
 from logstore.store.registry import Topic
+from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
 
 if TYPE_CHECKING:
@@ -202,6 +203,8 @@ def compact(
         now = opened.clock.now_ms() if now_ms is None else now_ms
         name = run_name or uuid.uuid4().hex
         report = Report(name, "local" if spark is None else "spark", now, dry_run)
+        if now_ms is None and (doubt := doubt_of(opened.clock)):
+            report.notes.append(doubt)
         chosen = [each for each in _chosen(opened, topics) if partitions is None or each[1] in partitions]
         if scheduled and not opened.broker_config.log_cleaner_enable:
             chosen = []

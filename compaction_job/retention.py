@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from compaction_job.job import Report, retain_all
 from logstore.errors import DuramenError
+from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
 
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with LogStore(options.store) as store:
             now_ms = store.clock.now_ms() if options.now_ms is None else options.now_ms
             report = Report("retention", "local", now_ms)
+            if options.now_ms is None and (doubt := doubt_of(store.clock)):
+                report.notes.append(doubt)
             retain_all(store, options.topics, None, now_ms, report)
     except (DuramenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -30,6 +30,7 @@ from logstore.limits import INT64_MAX
 from logstore.store.committer import Committer
 from logstore.store.compaction import DONE, FAILED, SKIPPED, Run
 from logstore.store.locks import FileLock, holder
+from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
 
 if TYPE_CHECKING:
@@ -307,6 +308,8 @@ class Scheduler:
 
     def _retain(self) -> list[str]:
         report = Report("retention", "local", self._now_ms())
+        if doubt := doubt_of(self._store.clock):
+            log.warning("%s", doubt)
         retain_all(self._store, None, None, report.now_ms, report, self._stop.is_set)
         for kept in report.retained:
             for one in kept.passes:

@@ -24,6 +24,7 @@ from logstore.files import OS_FILES
 from logstore.store.apply import apply_partition
 from logstore.store.committer import disk_full
 from logstore.store.plan import read_plan
+from logstore.store.shared_clock import agreed_ms
 from logstore.store.staging import (
     EncodeOptions,
     PartitionCount,
@@ -189,7 +190,10 @@ def _threshold(job: EncodeJob) -> int:
 
 
 def _writer(job: EncodeJob) -> StagedWriter:
-    return StagedWriter(OS_FILES, job.folder, options=job.options, now_ms=time.time_ns() // 1_000_000)
+    own_ms = time.time_ns() // 1_000_000
+    writer = StagedWriter(OS_FILES, job.folder, options=job.options, now_ms=own_ms)
+    writer.now_ms = agreed_ms(own_ms, OS_FILES.stat(os.path.join(job.folder, writer.name)).mtime_ms)
+    return writer
 
 
 def _write(writer: StagedWriter, job: EncodeJob, batches: list[pa.RecordBatch]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -249,8 +250,10 @@ def retain(
     """Delete segments that retention.ms, retention.bytes or the log start give up."""
     with session.open() as store:
         from logstore.store.maintenance import retain as retain_partition
+        from logstore.store.shared_clock import doubt_of
 
         partitions = _partitions(store, topics, partition)
+        doubt = doubt_of(store.clock) if now_ms is None else None
         now_ms = store.clock.now_ms() if now_ms is None else now_ms
         results = []
         with session.progress("retaining", len(partitions)) as step:
@@ -274,6 +277,8 @@ def retain(
     ]
 
     def text() -> None:
+        if doubt:
+            print(doubt, file=sys.stderr)
         print_table(
             ["partition", "log start", "would delete" if dry_run else "deleted", "size", "because of"],
             [
@@ -288,7 +293,8 @@ def retain(
             ],
         )
 
-    session.answer({"now_ms": now_ms, "dry_run": dry_run, "partitions": documents}, text)
+    document = {"now_ms": now_ms, "dry_run": dry_run, "clock": doubt, "partitions": documents}
+    session.answer(document, text)
 
 
 # --- delete-records ------------------------------------------------------------------------------------------------

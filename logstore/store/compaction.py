@@ -366,8 +366,8 @@ def failures_of(store: LogStore, ledger: Ledger) -> dict[tuple[str, int], SetAsi
 
 
 def still_set_aside(failures: Mapping[tuple[str, int], SetAside], now_ms: int) -> dict[tuple[str, int], SetAside]:
-    """Those whose time has not come."""
-    return {key: aside for key, aside in failures.items() if now_ms < aside.retry_ms}
+    """Those whose time has not come. One beyond every wait was noted by a clock that was wrong, and does not count."""
+    return {key: aside for key, aside in failures.items() if now_ms < aside.retry_ms <= now_ms + _RETRY_MS_MAX}
 
 
 def _work(

@@ -46,7 +46,8 @@ from logstore.store.places import is_log_of, topic_id_at
 from logstore.store.probe import probe_file_system
 from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
-from logstore.store.tails import read_tail
+from logstore.store.shared_clock import shared_clock
+from logstore.store.tails import boot_id, read_tail
 from logstore.store.trees import is_directory, remove_tree
 from logstore.store.version import read_version, write_version
 from logstore.topic import TopicPartition, check_topic_name, new_topic_id
@@ -84,7 +85,7 @@ class LogStore:
         """
         self.layout = Layout(os.path.abspath(os.fspath(path)))
         self.fs = fs
-        self.clock = clock
+        self.clock = shared_clock(fs, self.layout.locks, clock, boot_id())
         self.limits = limits
         if create:
             _make(fs, self.layout)
@@ -95,7 +96,7 @@ class LogStore:
         self._broker = resolve_broker(self._settings, store_file=self.layout.settings)
         self.registry = TopicRegistry(fs, self.layout)
         self.marks = TopicMarks(fs, self.layout)
-        self.locks = StoreLocks(fs, self.layout, clock=clock, wait_ms=lock_wait_ms)
+        self.locks = StoreLocks(fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
         self.locks.enter()
         self._committer: Committer | None = None
 
