@@ -19,7 +19,7 @@ from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.records.marks import MARK_ACTION, MARK_KEPT, REBUILD, VERBATIM, Marks
 from logstore.records.table import COUNT, HEADER_BYTES, SIZE, BatchTable
-from logstore.store.compaction import PartitionPlan, budget_of, pass_work
+from logstore.store.compaction import Budget, PartitionPlan, budget_of, map_advice, pass_work
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
 
@@ -35,6 +35,7 @@ class Estimate:
     keys: int = 0
     map_full: bool = False
     map_buffer_wanted: int | None = None
+    map_threads_wanted: int | None = None
     #: only a part was read
     rough: bool = False
 
@@ -55,15 +56,20 @@ def estimate_partition(
     *,
     config: LogConfig,
     now_ms: int,
+    budget: Budget | None = None,
     read_bytes_max: int = READ_BYTES_MAX,
 ) -> Estimate | None:
     """None when it cannot be told: the log changes under it, or is damaged (the pass would say so)."""
-    work = pass_work(store, topic, number, config, found.cleanable, now_ms, budget_of(store), rolled=found.rolls_active)
+    budget = budget or budget_of(store)
+    work = pass_work(store, topic, number, config, found.cleanable, now_ms, budget, rolled=found.rolls_active)
     total = sum(s.size_bytes for s in work.segments)
     sampled = _sampled(work, read_bytes_max)
     share = sum(s.size_bytes for s in sampled.segments) / total if total else 1.0
     with contextlib.suppress(DuramenError, OSError):
         guess = _measure(store, sampled)
+        if guess.map_buffer_wanted is not None:
+            advice = map_advice(guess.map_buffer_wanted, budget)
+            guess.map_buffer_wanted, guess.map_threads_wanted = advice.buffer_bytes, advice.threads
         if share < 1.0:
             guess = _scaled(guess, share, total)
         return guess
@@ -135,5 +141,6 @@ def _scaled(guess: Estimate, share: float, total: int) -> Estimate:
         guess.keys,
         guess.map_full,
         guess.map_buffer_wanted,
+        guess.map_threads_wanted,
         rough=True,
     )

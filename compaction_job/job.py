@@ -33,6 +33,7 @@ from logstore.store.compaction import (
     Run,
     abandon_runs,
     budget_of,
+    cleaner_threads,
     compact_partition,
     compacted_partitions,
     describe_run,
@@ -134,7 +135,7 @@ def plan(
     with _opened(store) as opened:
         now = opened.clock.now_ms() if now_ms is None else now_ms
         failures = still_set_aside(failures_of(opened, _ledger(opened)), now)
-        result: list[tuple[PartitionPlan, Estimate | None]] = []
+        plans: list[tuple[Topic, LogConfig, PartitionPlan]] = []
         free = opened.free_bytes()
         for topic, number in _chosen(opened, topics, config):
             settings = _what_if(opened, topic, config)
@@ -150,11 +151,18 @@ def plan(
                 free_bytes=free,
                 flushed=True,
             )
-            guess = None
-            if estimate and found.cleanable.due is not None:
-                guess = estimate_partition(opened, topic, number, found, config=settings, now_ms=now)
-            result.append((found, guess))
-        return result
+            plans.append((topic, settings, found))
+        # A run has one buffer for all the passes it makes at once.
+        budget = budget_of(opened).divided(_side_by_side([found for _, _, found in plans], _threads(opened)))
+        return [
+            (
+                found,
+                estimate_partition(opened, topic, found.partition, found, config=settings, now_ms=now, budget=budget)
+                if estimate and found.cleanable.due is not None
+                else None,
+            )
+            for topic, settings, found in plans
+        ]
 
 
 def _what_if(store: LogStore, topic: Topic, config: Mapping[str, object] | None) -> LogConfig:
@@ -214,6 +222,7 @@ def compact(
         failures = failures_of(opened, ledger)
         aside = {} if force else still_set_aside(failures, now)
         at_once = max(threads or _threads(opened), 1)
+        bounded = threads is not None or cleaner_threads(opened) is not None
         job_bytes = 0 if spark is None else JOB_BYTES
         plans = _plans(opened, chosen, now, force, aside, at_once, job_bytes, report)
         report.plans = plans
@@ -228,12 +237,12 @@ def compact(
                 for each in plans
                 if (each.topic_id, each.partition) in done_before
             ]
-            side_by_side = max(min(at_once, sum(_may_run(each, roll_active) for each in wanted)), 1)
+            side_by_side = _side_by_side(wanted, at_once, roll_active)
             inside = max(at_once // side_by_side, 1)
             context = Context(
                 store=opened,
                 ledger=ledger,
-                engine=_engines(opened, spark, inside, progress, stopping),
+                engine=_engines(opened, spark, inside, bounded, progress, stopping),
                 engine_name=report.engine,
                 now_ms=now,
                 budget=budget_of(opened).divided(side_by_side),
@@ -241,6 +250,7 @@ def compact(
                 force=force,
                 roll_active=roll_active,
                 threads=inside,
+                in_parallel=inside > 1 or (spark is not None and not bounded),
                 job_bytes=job_bytes,
                 airflow_run_id=airflow_run_id,
                 failures=aside,
@@ -254,6 +264,11 @@ def compact(
             sweep_runs(opened)
         report.seconds = time.monotonic() - began
         return report
+
+
+def _side_by_side(plans: Sequence[PartitionPlan], at_once: int, roll_active: bool = False) -> int:
+    """How many passes are made at once, which share the run's map memory and rate."""
+    return max(min(at_once, sum(_may_run(each, roll_active) for each in plans)), 1)
 
 
 def _may_run(each: PartitionPlan, roll_active: bool) -> bool:
@@ -337,9 +352,12 @@ def _engines(
     store: LogStore,
     spark: SparkSession | None,
     threads: int,
+    bounded: bool,
     progress: Progress,
     stopping: Callable[[], bool],
 ) -> Callable[[PartitionPlan], Engine]:
+    """Unless somebody has set the number of threads, Spark decides how many tasks there are at once."""
+
     def engine(each: PartitionPlan) -> Engine:
         def moved(step: str, size: int) -> None:
             progress.moved(each.name, step, size)
@@ -350,7 +368,13 @@ def _engines(
             return LocalEngine(store.fs, threads=threads, groups_at_once=each.groups_at_once, progress=moved)
         from compaction_job.spark_engine import SparkEngine
 
-        return SparkEngine(spark, store.path, groups_at_once=each.groups_at_once, progress=moved)
+        return SparkEngine(
+            spark,
+            store.path,
+            groups_at_once=each.groups_at_once,
+            tasks_max=threads if bounded else None,
+            progress=moved,
+        )
 
     return engine
 
@@ -393,8 +417,7 @@ def _done_before(ledger: Ledger, airflow_run_id: str | None) -> set[tuple[str, i
 
 
 def _threads(store: LogStore) -> int:
-    configured = store.broker_config.log_cleaner_threads
-    return configured if configured > 1 else max(cpu_count() or 1, 1)
+    return cleaner_threads(store) or max(cpu_count() or 1, 1)
 
 
 def _ledger(store: LogStore) -> Ledger:

@@ -41,8 +41,16 @@ class SparkEngine:
     """One pass; `groups_at_once` is how many outputs may lie in staging before they are swapped in."""
 
     def __init__(
-        self, spark: SparkSession, store: str, *, groups_at_once: int = 1, progress: Progress = no_progress
+        self,
+        spark: SparkSession,
+        store: str,
+        *,
+        groups_at_once: int = 1,
+        tasks_max: int | None = None,
+        progress: Progress = no_progress,
     ) -> None:
+        """`tasks_max` bounds the tasks at once; None: Spark does, by its cores."""
+        self._tasks_max = tasks_max
         self._spark = spark
         self._store = store
         self._groups_at_once = groups_at_once
@@ -84,7 +92,8 @@ class SparkEngine:
         cores = self._cores()
         jobs = _jobs(groups, cores, self._groups_at_once)
         tasks = min(len(jobs), cores, self._groups_at_once)
-        with ThreadPoolExecutor(cores + 1) as pool:  # one more waits, planned, for a core
+        # One more waits, planned, for a core; where tasks are bounded, none does.
+        with ThreadPoolExecutor(cores + (self._tasks_max is None)) as pool:
             waiting: deque[tuple[int, Future[list[Rewritten]]]] = deque()
             try:
                 for job in jobs:
@@ -120,9 +129,10 @@ class SparkEngine:
 
     def _cores(self) -> int:
         try:
-            return max(self._spark.sparkContext.defaultParallelism, 1)
+            cores = max(self._spark.sparkContext.defaultParallelism, 1)
         except Exception:  # Spark Connect has no context
-            return 2
+            cores = 2
+        return cores if self._tasks_max is None else min(cores, self._tasks_max)
 
 
 def _jobs(groups: Groups, cores: int, groups_at_once: int) -> list[Groups]:

@@ -248,6 +248,7 @@ def _planned(plan: PartitionPlan, estimate: Estimate | None) -> dict[str, Any]:
             "keys": estimate.keys,
             "map_full": estimate.map_full,
             "map_buffer_wanted": estimate.map_buffer_wanted,
+            "map_threads_wanted": estimate.map_threads_wanted,
             "rough": estimate.rough,
         },
     }
@@ -272,14 +273,14 @@ def _saves(estimate: dict[str, Any] | None) -> str:
 
 
 def _warnings(document: dict[str, Any]) -> Iterator[str]:
+    from logstore.store.compaction import MapAdvice
+
     estimate = document["estimate"]
     if estimate is None:
         return
     if estimate["map_full"]:
-        yield (
-            "the offset map is too small for one pass; log.cleaner.dedupe.buffer.size = "
-            f"{estimate['map_buffer_wanted']} would do"
-        )
+        advice = MapAdvice(estimate["map_buffer_wanted"], estimate["map_threads_wanted"])
+        yield f"the offset map is too small for one pass; {advice} would do"
     if estimate["removed"].get("keyless"):
         yield f"{estimate['removed']['keyless']} records have no key and would be removed"
 
@@ -308,7 +309,7 @@ def compact(
             "--threads",
             min=1,
             max=1024,
-            help="Passes and groups at once; log.cleaner.threads, or one a core.",
+            help="Passes and groups at once; log.cleaner.threads where it is set, else one a core.",
             show_default=False,
         ),
     ] = None,
@@ -348,6 +349,8 @@ def compact(
 
 
 def _receipts(report: Report) -> None:
+    from logstore.store.compaction import MapAdvice
+
     rows = []
     for run in report.runs:
         receipt = run.report
@@ -365,9 +368,10 @@ def _receipts(report: Report) -> None:
     print_table(["partition", "result", "before", "after", "removed", "seconds", "why"], rows)
     for run in report.runs:
         if run.report is not None and run.report.map_full:
+            advice = MapAdvice(run.report.map_buffer_wanted or 0, run.report.map_threads_wanted)
             print(
                 f"{run.plan.name}: the offset map was full at offset {run.report.end_offset}; "
-                f"log.cleaner.dedupe.buffer.size = {run.report.map_buffer_wanted} would do for one pass"
+                f"{advice} would do for one pass"
             )
     for kept in report.retained:
         for one in kept.passes:

@@ -36,6 +36,7 @@ from logstore.topic import TopicPartition
 Groups = Sequence[tuple[SourceSegment, ...]]
 
 _LISTEN_S = 0.2
+_HEADROOM = 1.05  # what comes may have somewhat more keys than what was read
 
 
 class Engine(Protocol):
@@ -168,6 +169,7 @@ def plan_pass(
         map_settings=map_settings,
         last_records=dict(producers),
         has_transactions=state.transactions,
+        clean_part_plain=state.clean_part_plain,
         options=options,
         limits=limits,
         bytes_per_second=bytes_per_second,
@@ -243,6 +245,7 @@ def run_pass(
                 first_dirty_offset=max(indexed.end_offset, state.log_start_offset),
                 next_horizon_ms=-1 if horizon is None else horizon,
                 oldest_value_ms=None if not options.key_ttl_ms else -1 if oldest is None else oldest,
+                clean_part_plain=not work.has_transactions,
                 wanted_codec_id=options.recompress_codec_id,
                 oldest_other_codec_ms=-1 if other is None else other,
             ),
@@ -255,7 +258,7 @@ def wanted_buffer(work: PassWork, indexed: Indexed) -> int:
     """The buffer that would hold the keys of everything that is dirty, if the rest is like what was read."""
     span = max(indexed.end_offset - work.first_dirty_offset, 1)
     keys = indexed.keys * (work.first_uncleanable_offset - work.first_dirty_offset) / span
-    return work.map_settings.buffer_for(int(keys))
+    return work.map_settings.buffer_for(int(keys * _HEADROOM) + 1)
 
 
 def _install(fs: FileSystem, work: PassWork, indexed: Indexed, state_path: str, folder: str, done: Cleaned) -> None:

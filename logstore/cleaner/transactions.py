@@ -7,11 +7,14 @@ only after its delete horizon. Knows batch headers and marker kinds, never recor
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from logstore.errors import CleaningAborted
+from logstore.files import FileSystem
 from logstore.limits import INT64_MAX
 from logstore.records.control import ControlType, parse_control_record
 from logstore.records.decoder import Decoder
@@ -26,7 +29,33 @@ from logstore.records.table import (
     BatchTable,
 )
 from logstore.segment.batches import Chunk
+from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from logstore.cleaner.work import PassWork
+
+
+def find_transactions(fs: FileSystem, work: PassWork, *, stopping: Callable[[], bool] = lambda: False) -> bool:
+    """Whether a pass meets any batch of a transaction; what an earlier one found to have none is not read again.
+
+    A log that was imported, or that has idempotent producers, may have none although its state does not say so. Raises
+    CorruptBatch, CleaningAborted.
+    """
+    for source in work.segments:
+        if work.clean_part_plain and work.following(source) <= work.first_dirty_offset:
+            continue
+        segment = LogSegment(fs, work.directory, source.base_offset, limits=work.limits)
+        try:
+            for chunk in segment.chunks(0, source.size_bytes, verify_crc=False):
+                if stopping():
+                    raise CleaningAborted("the run was told to stop", partition=work.partition)
+                table = chunk.table
+                if ((table[:, MAGIC] == 2) & (table[:, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT) != 0)).any():
+                    return True
+        finally:
+            segment.close(clean=False)
+    return False
 
 
 class Transactions:

@@ -45,6 +45,8 @@ class PassWork:
     last_records: Mapping[int, LastRecord] = field(default_factory=dict)
     #: whether there may be transactions: then groups are cleaned one after the other
     has_transactions: bool = True
+    #: whether the part below the first dirty offset is known to have none
+    clean_part_plain: bool = False
     options: CleaningOptions = field(default_factory=CleaningOptions)
     limits: Limits = DEFAULT_LIMITS
     bytes_per_second: float = float("inf")
@@ -160,6 +162,8 @@ class PassReport:
     map_full: bool = False
     #: the buffer that would do for a whole pass, when this one was too small
     map_buffer_wanted: int | None = None
+    #: and how few threads would do with the present one, if any
+    map_threads_wanted: int | None = None
     index_seconds: float = 0.0
     seconds: float = 0.0
     workers: tuple[str, ...] = ()

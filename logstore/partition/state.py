@@ -83,6 +83,8 @@ class PartitionState:
     wanted_codec_id: int | None = None
     #: file time of the oldest group that has another one, as it was too young then; -1: there is none
     oldest_other_codec_ms: int = -1
+    #: whether the compacted part is known to have no batch of a transaction, whatever `transactions` says of the rest
+    clean_part_plain: bool = False
 
     @property
     def is_half_thinned(self) -> bool:
@@ -134,6 +136,7 @@ def encode_state(state: PartitionState) -> bytes:
         "oldest_value_ms": state.oldest_value_ms,
         "wanted_codec_id": state.wanted_codec_id,
         "oldest_other_codec_ms": state.oldest_other_codec_ms,
+        "clean_part_plain": state.clean_part_plain,
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
@@ -195,6 +198,7 @@ def _from_json(body: object) -> PartitionState:
         oldest_other_codec_ms=-1
         if body.get("oldest_other_codec_ms", -1) == -1
         else _natural(body["oldest_other_codec_ms"]),
+        clean_part_plain=body.get("clean_part_plain") is True,
     )
 
 

@@ -29,10 +29,11 @@ from logstore.cleaner.eligibility import (
 )
 from logstore.cleaner.filter import LastRecord
 from logstore.cleaner.grouping import group_segments
+from logstore.cleaner.transactions import find_transactions
 from logstore.cleaner.versions import Order
 from logstore.cleaner.work import Cleaned, CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
-from logstore.config import LogConfig
+from logstore.config import LogConfig, Source
 from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted
 from logstore.ledger import Ledger, RunRow, SegmentRow
 from logstore.partition.roll import max_segment_ms
@@ -144,9 +145,45 @@ class Budget:
     load_factor: float = 0.9
     bytes_per_second: float = float("inf")
     algorithm: str = "siphash"
+    #: so many have as much at the same time
+    passes: int = 1
 
     def divided(self, passes: int) -> Budget:
-        return replace(self, map_bytes=self.map_bytes // passes, bytes_per_second=self.bytes_per_second / passes)
+        return replace(
+            self,
+            map_bytes=self.map_bytes // passes,
+            bytes_per_second=self.bytes_per_second / passes,
+            passes=self.passes * passes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MapAdvice:
+    """What to set so that a pass whose map was full gets through: the buffer, or fewer threads to share it."""
+
+    #: log.cleaner.dedupe.buffer.size
+    buffer_bytes: int
+    #: log.cleaner.threads; None: even one would have too little
+    threads: int | None
+
+    def __str__(self) -> str:
+        fewer = "" if self.threads is None else f", or log.cleaner.threads = {self.threads}"
+        return f"log.cleaner.dedupe.buffer.size = {self.buffer_bytes}{fewer}"
+
+
+def map_advice(wanted_bytes: int, budget: Budget) -> MapAdvice:
+    """For a pass that wants so many bytes, where the budget's were too few."""
+    wanted_bytes = max(wanted_bytes, budget.map_bytes + 1)
+    threads = budget.map_bytes * budget.passes // wanted_bytes
+    return MapAdvice(wanted_bytes * budget.passes, threads if 1 <= threads < budget.passes else None)
+
+
+def cleaner_threads(store: LogStore) -> int | None:
+    """log.cleaner.threads where the store's settings have it; None: as many as there are cores."""
+    found = store.broker_settings()["log.cleaner.threads"]
+    if found.source is Source.DEFAULT:
+        return None
+    return max(store.broker_config.log_cleaner_threads, 1)
 
 
 def budget_of(store: LogStore) -> Budget:
@@ -445,6 +482,8 @@ class Context:
     force: bool = False
     roll_active: bool = False
     threads: int = 1
+    #: whether several threads or tasks work at one pass, where its log allows it
+    in_parallel: bool = False
     job_bytes: int = 0
     airflow_run_id: str | None = None
     failures: Mapping[tuple[str, int], SetAside] = field(default_factory=dict)
@@ -558,13 +597,15 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
     work = _work(store, topic, number, state, config, plan.cleanable, context.now_ms, context.budget, producers)
     folder, owner = _run_folder(store, what)
     try:
+        if work.has_transactions and context.in_parallel:
+            work = replace(work, has_transactions=find_transactions(store.fs, work, stopping=context.stopping))
 
         def swapped(done: Cleaned) -> None:
             context.swapped(plan, done)
             if context.stopping():
                 raise CleaningAborted("the run was told to stop", partition=topic.partition(number))
 
-        return run_pass(
+        report = run_pass(
             store.fs,
             work,
             engine=context.engine(plan),
@@ -573,6 +614,10 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
             locked=lambda: store.locks.partition(topic.id, number, what=what),
             swapped=swapped,
         )
+        if report.map_buffer_wanted is not None:
+            advice = map_advice(report.map_buffer_wanted, context.budget)
+            report.map_buffer_wanted, report.map_threads_wanted = advice.buffer_bytes, advice.threads
+        return report
     finally:
         remove_run_folder(folder)
         owner.release()
@@ -699,6 +744,7 @@ def report_details(report: PassReport) -> dict[str, object]:
         "map_keys": report.map_keys,
         "map_full": report.map_full,
         "map_buffer_wanted": report.map_buffer_wanted,
+        "map_threads_wanted": report.map_threads_wanted,
         "index_seconds": round(report.index_seconds, 3),
         "next_horizon_ms": report.next_horizon_ms,
     }

@@ -1,0 +1,148 @@
+"""How many threads a run has, what they share, and what to do when a share is too small."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from compaction.lab import Lab
+from compaction_job import compact, plan
+from compaction_job.job import Progress
+from logstore.clock import ManualClock
+from logstore.records.record import Record
+from logstore.store.compaction import Budget, MapAdvice, PartitionPlan, Run, cleaner_threads, map_advice
+from logstore.store.kafka_import import examine, import_topics
+from logstore.store.store import LogStore
+
+NOW_MS = 1_700_000_000_000
+SETTINGS = {"cleanup.policy": "compact", "segment.bytes": 20_000, "file.delete.delay.ms": 0}
+
+
+def opened(root: Path, settings: str = "") -> LogStore:
+    if settings:
+        LogStore(root, create=True).close()
+        (root / "duramen.toml").write_text(settings)
+    return LogStore(root, create=True, clock=ManualClock(NOW_MS))
+
+
+def fill(store: LogStore, keys: int, *, partitions: int = 1, turns: int = 2) -> None:
+    store.create_topic("t", partitions=partitions, configs=SETTINGS | {"segment.bytes": 1 << 20})
+    for turn in range(turns):
+        rows = {
+            "key": pa.array([b"key-%d" % at for at in range(keys)], pa.binary()),
+            "value": pa.array([b"%d" % turn] * keys, pa.binary()),
+            "timestamp": pa.array([NOW_MS] * keys, pa.int64()),
+        }
+        store.append("t", pa.table(rows))
+
+
+class Watch:
+    """Who works at which partition, and how many passes are under way at once."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, set[int]] = defaultdict(set)
+        self.under_way: set[str] = set()
+        self.most = 0
+
+    def started(self, each: PartitionPlan) -> None:
+        self.under_way.add(each.name)
+        self.most = max(self.most, len(self.under_way))
+
+    def ended(self, run: Run) -> None:
+        self.under_way.discard(run.plan.name)
+
+    def moved(self, name: str, step: str, size_bytes: int) -> None:
+        if step == "rewrite":
+            self.workers[name].add(threading.get_ident())
+
+
+@pytest.mark.parametrize(("line", "expected"), [("", None), ("1", 1), ("0", 1), ("3", 3)])
+def test_threads_count_where_they_are_set(tmp_path: Path, line: str, expected: int | None) -> None:
+    with opened(tmp_path / "store", f"log.cleaner.threads = {line}\n" if line else "") as store:
+        assert cleaner_threads(store) == expected
+
+
+def test_one_thread_means_one(tmp_path: Path) -> None:
+    with opened(tmp_path / "store", "log.cleaner.threads = 1\n") as store:
+        fill(store, 20_000, partitions=3)
+        watch = Watch()
+        report = compact(
+            None,
+            store,
+            force=True,
+            roll_active=True,
+            progress=Progress(started=watch.started, ended=watch.ended, moved=watch.moved),
+        )
+        assert len(report.done) == 3
+        assert watch.most == 1
+        assert all(len(workers) == 1 for workers in watch.workers.values())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "buffer", "passes", "expected"),
+    [
+        (150, 100, 1, MapAdvice(150, None)),
+        (150, 100, 4, MapAdvice(600, 2)),  # 400 bytes are enough for two
+        (300, 100, 4, MapAdvice(1200, 1)),
+        (500, 100, 4, MapAdvice(2000, None)),
+        (90, 100, 4, MapAdvice(404, 3)),  # it was full all the same: never less than there is
+    ],
+)
+def test_advice_knows_who_shares_the_buffer(wanted: int, buffer: int, passes: int, expected: MapAdvice) -> None:
+    assert map_advice(wanted, Budget(buffer * passes).divided(passes)) == expected
+
+
+def test_advice_that_is_followed_makes_the_pass_work(tmp_path: Path) -> None:
+    """Each of two passes has half of the buffer, which is too small for its keys."""
+    present = 2_300_000
+    settings = "log.cleaner.threads = {}\nlog.cleaner.dedupe.buffer.size = {}\n"
+    with opened(tmp_path / "store", settings.format(2, present)) as store:
+        fill(store, 130_000, partitions=2, turns=1)
+        compact(None, store, roll_active=True, dry_run=True)
+        planned = [estimate for _, estimate in plan(store, force=True) if estimate is not None]
+    shutil.copytree(tmp_path / "store", tmp_path / "more memory")
+    shutil.copytree(tmp_path / "store", tmp_path / "fewer threads")
+
+    def run(root: Path) -> list[tuple[bool, int | None, int | None]]:
+        with LogStore(root, clock=ManualClock(NOW_MS)) as store:
+            report = compact(None, store, force=True, roll_active=True)
+            assert len(report.done) == 2
+            found = [run.report for run in report.done if run.report is not None]
+            return [(each.map_full, each.map_buffer_wanted, each.map_threads_wanted) for each in found]
+
+    advice = run(tmp_path / "store")
+    assert all(full for full, _, _ in advice)
+    assert all(each.map_full for each in planned)
+    for _, buffer, threads in [*advice, *((True, each.map_buffer_wanted, each.map_threads_wanted) for each in planned)]:
+        assert buffer is not None
+        assert buffer > present
+        assert threads == 1
+    wanted = max(buffer for _, buffer, _ in advice if buffer is not None)
+    (tmp_path / "more memory" / "duramen.toml").write_text(settings.format(2, wanted))
+    (tmp_path / "fewer threads" / "duramen.toml").write_text(settings.format(1, present))
+    assert [full for full, _, _ in run(tmp_path / "more memory")] == [False, False]
+    assert [full for full, _, _ in run(tmp_path / "fewer threads")] == [False, False]
+
+
+@pytest.mark.parametrize("transactions", [False, True])
+def test_an_imported_log_without_transactions_is_recognised(tmp_path: Path, transactions: bool) -> None:
+    (tmp_path / "kafka").mkdir()
+    lab = Lab(tmp_path / "kafka")
+    lab.append(*([Record(b"k%d" % (at % 7), b"v" * 50, NOW_MS)] for at in range(40)))
+    with lab.open() as log:
+        if transactions:
+            log.append_marker(commit=True, producer_id=5, producer_epoch=0)
+        log.append([Record(b"k", b"v", NOW_MS)])
+        log.roll()
+    with opened(tmp_path / "store") as store:
+        import_topics(store, examine(store.fs, str(tmp_path / "kafka"), limits=store.limits), SETTINGS)
+        topic = store.topic("t")
+        assert store.partition_state(topic, 0).transactions, "nobody has looked yet"
+        for _ in range(2):  # the second pass looks at what is new only
+            assert len(compact(None, store, force=True, threads=2).done) == 1
+            assert store.partition_state(topic, 0).clean_part_plain is not transactions
