@@ -12,10 +12,11 @@ import functools
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Buffer  # collections.abc has it only from Python 3.12
 
@@ -168,6 +169,8 @@ class OsFile:
         self.close()
 
 
+_T = TypeVar("_T")
+SYNC_THREADS = 8
 _LARGE_WRITE_BYTES = 1 << 20
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _SYNC_FILE_RANGE_WRITE = 2
@@ -294,3 +297,57 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, durable: bool = True
     fs.rename(temporary, path)
     if durable:
         fs.fsync_dir(os.path.dirname(path) or ".")
+
+
+def replace_files(fs: FileSystem, files: Mapping[str, bytes]) -> None:
+    """Replace each file as a whole, durably: temporary files, their fsyncs side by side, renames, then each directory
+    once. A crash leaves each of them old or new.
+    """
+    if len(files) == 1:
+        for path, data in files.items():
+            replace_file(fs, path, data)
+        return
+    for path, data in files.items():
+        file = fs.open(path + ".tmp", create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+        finally:
+            file.close()
+    sync_files(fs, [path + ".tmp" for path in files])
+    for path in files:
+        fs.rename(path + ".tmp", path)
+    for directory in dict.fromkeys(os.path.dirname(path) or "." for path in files):
+        fs.fsync_dir(directory)
+
+
+def sync_files(fs: FileSystem, paths: Sequence[str]) -> None:
+    """Fsync files, several at once where there are many: the device takes them together."""
+    each_side_by_side(partial(_sync_file, fs), paths)
+
+
+def _sync_file(fs: FileSystem, path: str) -> None:
+    file = fs.open(path)
+    try:
+        file.fsync()
+    finally:
+        file.close()
+
+
+def each_side_by_side(work: Callable[[_T], None], items: Sequence[_T]) -> None:
+    """`work` for every item, by a few threads; an error is raised after all of them ended."""
+    if len(items) > 1:
+        from concurrent.futures import Future, ThreadPoolExecutor
+
+        futures: list[Future[None]] | None
+        with ThreadPoolExecutor(min(SYNC_THREADS, len(items))) as pool:
+            try:
+                futures = [pool.submit(work, item) for item in items]
+            except RuntimeError:  # while the interpreter ends, there are no new threads
+                futures = None
+        if futures is not None:
+            for future in futures:
+                future.result()
+            return
+    for item in items:
+        work(item)

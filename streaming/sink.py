@@ -353,10 +353,9 @@ def apply_many(df: DataFrame, store: str, plan: Plan, topic: Topic, numbers: Seq
     topic_plan = plan.topic(topic.id)
     assert topic_plan is not None
     if topic_plan.bytes <= APPLY_ON_DRIVER_BYTES or len(numbers) == 1:
-        from logstore.store.apply import apply_partition
+        from logstore.store.apply import apply_partitions
 
-        for number in numbers:
-            apply_partition(committer.store, plan, topic, number)
+        apply_partitions(committer.store, plan, topic, numbers)
         return
     session = df.sparkSession
     try:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from logstore.errors import DuramenError, UnsuitableFileSystem
 from logstore.files import OS_FILES
-from logstore.store.apply import apply_partition
+from logstore.store.apply import apply_partitions
 from logstore.store.committer import disk_full
 from logstore.store.plan import read_plan
 from logstore.store.shared_clock import agreed_ms
@@ -234,6 +234,5 @@ def _apply(store_path: str, plan_id: str, topic_name: str, numbers: list[int]) -
     with LogStore(store_path, lock_wait_ms=_TWIN_WAIT_MS) as store:
         plan = read_plan(store.fs, store.layout.plan(plan_id), limits=store.limits)
         topic = store.topic(topic_name)
-        for number in numbers:
-            apply_partition(store, plan, topic, number)
+        apply_partitions(store, plan, topic, numbers)
     return {"host": worker_name(), "partitions": len(numbers)}

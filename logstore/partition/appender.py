@@ -13,19 +13,26 @@ import os
 from collections.abc import Iterable
 
 from logstore.config import LogConfig
-from logstore.errors import AppendTooLarge, DamagedLog
+from logstore.errors import AppendTooLarge, CorruptCheckpoint, DamagedLog
 from logstore.files import FileSystem
 from logstore.limits import Limits
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.roll import jitter_ms, max_segment_ms
 from logstore.partition.snapshot import write_snapshot
-from logstore.partition.state import PartitionState, SegmentEntry, write_state
+from logstore.partition.state import PartitionState, SegmentEntry
 from logstore.partition.tail import Tail
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
 from logstore.records.native import address_of, kernels
 from logstore.records.table import LAST_OFFSET, SIZE
 from logstore.segment.batches import Chunk
-from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name, parse_file_name
+from logstore.segment.names import (
+    LEADER_EPOCH_CHECKPOINT,
+    SEGMENT_KINDS,
+    FileKind,
+    Transient,
+    file_name,
+    parse_file_name,
+)
 from logstore.segment.segment import LogSegment, RollLimits
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
@@ -55,19 +62,21 @@ class Appender:
         partition: TopicPartition,
         config: LogConfig,
         state: PartitionState,
-        state_path: str,
         tail: Tail,
         end_offset: int,
         now_ms: int,
         limits: Limits,
+        leader_epoch: int | None = None,
     ) -> None:
-        """Cut the log to `tail`, where `end_offset` is next. Raises DamagedLog when the files end before it."""
+        """Cut the log to `tail`, where `end_offset` is next. Raises DamagedLog when the files end before it.
+
+        The leader epoch is read from its checkpoint unless it is given.
+        """
         self._fs = fs
         self._directory = directory
         self._partition = partition
         self._config = config
         self._state = state
-        self._state_path = state_path
         self._now_ms = now_ms
         self._limits = limits
         self.end_offset = end_offset
@@ -75,10 +84,21 @@ class Appender:
         self._sealed = tuple(entry for entry in state.segments if entry.base_offset < tail.base_offset)
         self._list_changed = not state.segments or state.segments[-1].base_offset != tail.base_offset
         self._active = self._open_active(tail)
-        epochs = LeaderEpochs.load(fs, directory, limits=limits)
+        self.leader_epoch = self._epoch() if leader_epoch is None else leader_epoch
+
+    def _epoch(self) -> int:
+        """The latest leader epoch; the first one is noted. Not synced: until the flush, staging has what it is for."""
+        try:
+            epochs = LeaderEpochs.load(self._fs, self._directory, limits=self._limits)
+        except CorruptCheckpoint:
+            if self.end_offset:
+                raise
+            # A power cut before anything was published: the epoch of nothing.
+            epochs = LeaderEpochs(self._fs, os.path.join(self._directory, LEADER_EPOCH_CHECKPOINT))
         if epochs.latest is None:
-            epochs.assign(0, end_offset)
-        self._leader_epoch = epochs.latest.epoch if epochs.latest else 0
+            epochs.assign(0, self.end_offset, store=False)
+            epochs.begin()
+        return epochs.latest.epoch if epochs.latest else 0
 
     def _open_active(self, tail: Tail) -> LogSegment:
         path = os.path.join(self._directory, file_name(tail.base_offset, FileKind.LOG))
@@ -140,7 +160,7 @@ class Appender:
                     table,
                     first,
                     next_offset=self.end_offset,
-                    leader_epoch=self._leader_epoch,
+                    leader_epoch=self.leader_epoch,
                     now_ms=self._now_ms,
                     roll_limits=RollLimits(
                         self._config.segment_bytes, max_segment_ms(self._config) - segment.jitter_ms
@@ -179,15 +199,15 @@ class Appender:
             write_snapshot(self._fs, path, (), sync=False)  # as a log without producers has it; synced by the flush
         self._list_changed = True
 
-    def finish(self) -> Tail:
-        """Publish the segment list if it changed, close the files; returns the new tail. Only the list is synced."""
+    def finish(self) -> tuple[Tail, PartitionState | None]:
+        """Close the files; returns the new tail and, if the list changed, the state that is to be written."""
         tail = tail_of(self._active)
+        state = None
         if self._list_changed:
             segments = (*self._sealed, *self._rolled, _entry(self._active))
             state = self._state.with_segments(segments, log_start_offset=self._state.log_start_offset)
-            write_state(self._fs, self._state_path, state)
         self.close()
-        return tail
+        return tail, state
 
     def close(self) -> None:
         self._active.close(clean=False)

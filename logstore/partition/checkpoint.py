@@ -127,9 +127,12 @@ def read_frame(
 
 def write_frame(fs: FileSystem, path: str, *, version: int, entries: Iterable[str]) -> None:
     """Replace the checkpoint durably."""
+    replace_file(fs, path, frame_bytes(version, entries))
+
+
+def frame_bytes(version: int, entries: Iterable[str]) -> bytes:
     body = list(entries)
-    text = "".join(f"{line}\n" for line in (str(version), str(len(body)), *body))
-    replace_file(fs, path, text.encode("utf-8"))
+    return "".join(f"{line}\n" for line in (str(version), str(len(body)), *body)).encode("utf-8")
 
 
 # --- offset checkpoints ------------------------------------------------------------------------------------------
@@ -202,11 +205,12 @@ def _metadata_value(path: str, data: bytes, line: Line | None, name: str) -> tup
     return line, parts[1].rstrip(" \t")
 
 
-def write_partition_metadata(fs: FileSystem, path: str, topic_id: str) -> None:
-    """Replace the file durably; it has no newline at its end, as Kafka writes it."""
+def write_partition_metadata(fs: FileSystem, path: str, topic_id: str, *, durable: bool = True) -> None:
+    """Replace the file, and sync it unless the caller does; it has no newline at its end, as Kafka writes it."""
     if parse_uuid(topic_id).int == 0:
         raise ValueError("the all-zero topic id is no topic's")
-    replace_file(fs, path, f"version: {PARTITION_METADATA_VERSION}\ntopic_id: {topic_id}".encode("ascii"))
+    text = f"version: {PARTITION_METADATA_VERSION}\ntopic_id: {topic_id}"
+    replace_file(fs, path, text.encode("ascii"), durable=durable)
 
 
 # --- meta.properties ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX, Limits
-from logstore.partition.checkpoint import read_frame, write_frame
+from logstore.partition.checkpoint import frame_bytes, read_frame, write_frame
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT
 
 LEADER_EPOCH_CHECKPOINT_VERSION = 0
@@ -143,12 +143,20 @@ class LeaderEpochs:
 
     def store(self) -> None:
         """Replace the checkpoint durably with what is in memory."""
-        write_frame(
-            self._fs,
-            self._path,
-            version=LEADER_EPOCH_CHECKPOINT_VERSION,
-            entries=(f"{entry.epoch} {entry.start_offset}" for entry in self._entries),
-        )
+        write_frame(self._fs, self._path, version=LEADER_EPOCH_CHECKPOINT_VERSION, entries=self._lines())
+
+    def begin(self) -> None:
+        """Write the first entries in place, unsynced: a flush has to sync the file, and until then it may be torn."""
+        data = frame_bytes(LEADER_EPOCH_CHECKPOINT_VERSION, self._lines())
+        file = self._fs.open(self._path, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+        finally:
+            file.close()
+
+    def _lines(self) -> Iterable[str]:
+        return (f"{entry.epoch} {entry.start_offset}" for entry in self._entries)
 
     def epoch_for_offset(self, offset: int) -> int | None:
         """The epoch that wrote `offset`, None below the first known one."""

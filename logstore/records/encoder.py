@@ -113,8 +113,12 @@ class Encoder:
         columns: Columns,
         selection: npt.NDArray[np.int64] | None = None,
         room: Callable[[int], npt.NDArray[np.uint8]] | None = None,
+        *,
+        checked: bool = False,
     ) -> Iterator[EncodedBatches]:
         """All rows (or those of `selection`, in its order) as batches, a buffer at a time.
+
+        Who encodes many selections of the same rows calls `check_columns` once and says `checked`.
 
         Uncompressed batches are put where `room` says, which is asked for at least so many bytes before each step.
 
@@ -123,8 +127,8 @@ class Encoder:
         """
         count = columns.count if selection is None else len(selection)
         if count:
-            _check_timestamps(columns)
-            _check_offset_deltas(columns)
+            if not checked:
+                check_columns(columns)
             _check_selection(columns, selection)
         block = self._block(columns, selection, count)
         address = address_of(block)
@@ -232,6 +236,13 @@ def _put_bytes(block: npt.NDArray[np.int64], column: BytesColumn, first_slot: in
     block[first_slot + 1] = column.data_address
     block[first_slot + 2] = column.valid_address
     block[first_slot + 3] = column.valid_bit
+
+
+def check_columns(columns: Columns) -> None:
+    """Raises InvalidRecord for a timestamp below -1 or an offset delta no batch can hold."""
+    if columns.count:
+        _check_timestamps(columns)
+        _check_offset_deltas(columns)
 
 
 def _check_timestamps(columns: Columns) -> None:

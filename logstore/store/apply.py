@@ -1,31 +1,38 @@
-"""Applying a committed plan to one partition: a plain function that may run twice, late, or in two processes at once.
+"""Applying a committed plan to partitions: plain functions that may run twice, late, or in two processes at once.
 
 Under the partition lock: applied already → nothing to do. Ends at the plan's base → append. Ends in between → the
 rest of an interrupted try is cut first. Below the base → the caller skipped a plan. After a power cut the caller
-repairs first.
+repairs first. Many partitions are taken some at a time: what they share (the topic's files, the staged files, the
+sync of their segment lists) is done once for all of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from logstore.clock import ManualClock
+from logstore.config import LogConfig
 from logstore.errors import CorruptState, DamagedLog
+from logstore.files import replace_files
 from logstore.partition.appender import Appender, tail_of
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
+from logstore.partition.state import PartitionState, encode_state, read_state
 from logstore.partition.swap import finish_swap
 from logstore.partition.tail import Tail
-from logstore.segment.batches import Chunk
+from logstore.segment.names import FileKind, file_name
 from logstore.store.ends import TopicEnds
 from logstore.store.plan import Plan, TopicPlan
 from logstore.store.registry import Topic
-from logstore.store.staging import StagedReader
+from logstore.store.staging import StagedReaders
 from logstore.store.store import LogStore
-from logstore.store.tails import PartitionTail, read_tail, write_tail
+from logstore.store.tails import PartitionTail, remove_old_tail
+
+#: partitions whose locks are held together; a second or so at most
+_PARTITIONS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +43,91 @@ class Applied:
     was_done: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What all partitions of a plan's topic share."""
+
+    store: LogStore
+    plan: Plan
+    topic_plan: TopicPlan
+    topic: Topic
+    config: LogConfig
+    staged: StagedReaders
+
+
 def apply_partition(store: LogStore, plan: Plan, topic: Topic, number: int) -> Applied:
     """Bring one partition to the plan's end. It can be run again after any error. Raises UnknownTopic, DamagedLog."""
+    return apply_partitions(store, plan, topic, (number,))[0]
+
+
+def apply_partitions(store: LogStore, plan: Plan, topic: Topic, numbers: Sequence[int]) -> list[Applied]:
+    """The same for several partitions, in ascending order."""
     topic_plan = plan.topic(topic.id)
     assert topic_plan is not None
-    with store.locks.partition(topic.id, number, what=f"append to {topic.name}-{number}"):
-        store.check_exists(topic)  # who comes late must not make files for a topic that is no more
-        known = current_tail(store, topic, number)
-        if known.sequence >= topic_plan.sequence:
-            return Applied(number, known.end_offset, known.tail, was_done=True)
-        base = topic_plan.base_offsets[number]
-        if known.end_offset != base:
-            raise DamagedLog(
-                f"the log ends at {known.end_offset}, the plan begins at {base}",
-                partition=topic.partition(number),
-                offset=known.end_offset,
-                hint="Run `duramen recover`",
-            )
-        tail = known.tail
-        end = topic_plan.end_offsets[number]
-        if end > base:
-            tail = _append(store, plan, topic_plan, topic, number, known)
-        path = store.layout.tail(topic.id, number)
-        write_tail(store.fs, path, PartitionTail.of_now(topic_plan.sequence, end, tail))
-        return Applied(number, end, tail)
+    applied: list[Applied] = []
+    folder = store.layout.plan(plan.plan_id)
+    with StagedReaders(store.fs, folder, plan.files, topic_id=topic.id, limits=store.limits) as staged:
+        batch = _Batch(store, plan, topic_plan, topic, topic_plan.log_config(), staged)
+        for first in range(0, len(numbers), _PARTITIONS_AT_ONCE):
+            some = numbers[first : first + _PARTITIONS_AT_ONCE]
+            what = f"append to {topic.name}-{some[0]}" + (f" to {some[-1]}" if len(some) > 1 else "")
+            with store.locks.partitions(topic.id, some, what=what):
+                store.check_exists(topic)  # who comes late must not make files for a topic that is no more
+                applied += _apply_some(batch, some)
+    return applied
 
 
-def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
-    """Where the log ends, from the tail file or by looking; the caller holds the partition lock.
+def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
+    """The caller holds the partitions' locks."""
+    store, topic, sequence = batch.store, batch.topic, batch.topic_plan.sequence
+    applied: list[Applied] = []
+    new: list[tuple[int, PartitionTail]] = []
+    states: dict[str, bytes] = {}
+    ends: TopicEnds | None = None
+    with store.tails(topic) as tails:
+        for number, known in zip(numbers, tails.read_many(numbers), strict=True):
+            if known is None or not known.is_current:
+                ends = ends or store.ends(topic)
+                known = current_tail(store, topic, number, ends=ends)
+            if known.sequence >= sequence:
+                applied.append(Applied(number, known.end_offset, known.tail, was_done=True))
+                continue
+            base, end = batch.topic_plan.base_offsets[number], batch.topic_plan.end_offsets[number]
+            if known.end_offset != base:
+                raise DamagedLog(
+                    f"the log ends at {known.end_offset}, the plan begins at {base}",
+                    partition=topic.partition(number),
+                    offset=known.end_offset,
+                    hint="Run `duramen recover`",
+                )
+            tail, epoch = known.tail, known.leader_epoch
+            if end > base:
+                tail, epoch, state = _append(batch, number, known)
+                if state is not None:
+                    states[store.layout.partition_state(topic.id, number)] = encode_state(state)
+            applied.append(Applied(number, end, tail))
+            new.append((number, PartitionTail.of_now(sequence, end, tail, epoch)))
+        replace_files(store.fs, states)  # the lists are on disk before a tail names what they must have
+        for number, tail_now in new:
+            tails.write(number, tail_now)
+    return applied
+
+
+def current_tail(store: LogStore, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> PartitionTail:
+    """Where the log ends, from its slot or by looking; the caller holds the partition lock.
 
     Looking takes everything up to the high watermark and cuts off the rest: it was never published.
     """
-    ends = store.ends(topic)
-    found = read_tail(store.fs, store.layout.tail(topic.id, number), limits=store.limits)
+    ends = ends or store.ends(topic)
+    found = store.tail(topic, number)
     if found is not None and (found.is_current or _is_all_flushed(store, topic, number, found, ends)):
         return found
+    remove_old_tail(store.fs, store.layout.tails(topic.id), number)
+    if _is_new(store, topic, number, ends):
+        tail = PartitionTail.of_now(ends.applied_sequence, 0, Tail())
+        with store.tails(topic) as tails:
+            tails.write(number, tail)  # whoever finds the rest of an interrupted try cuts it to this
+        return tail
     high_watermark = ends.high_watermarks[number]
     store.partition_state(topic, number)  # log start and more are in it: a lost one is not made up here
     log = store.open_log(
@@ -94,8 +151,23 @@ def current_tail(store: LogStore, topic: Topic, number: int) -> PartitionTail:
         raise
     log.close()
     tail = PartitionTail.of_now(ends.applied_sequence, log.log_end_offset, tail_of(log.segments[-1]))
-    write_tail(store.fs, store.layout.tail(topic.id, number), tail)
+    with store.tails(topic) as tails:
+        tails.write(number, tail)
     return tail
+
+
+def _is_new(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> bool:
+    """Whether nothing was ever appended: no list, nothing published, no first segment."""
+    if ends.high_watermarks[number] or ends.recovery_points[number]:
+        return False
+    try:
+        state = read_state(store.fs, store.layout.partition_state(topic.id, number), limits=store.limits)
+    except CorruptState:
+        return False
+    if state is None or state.generation or state.segments or state.swap is not None or state.log_start_offset:
+        return False
+    directory = store.layout.partition(topic.partition(number))
+    return not store.fs.exists(os.path.join(directory, file_name(0, FileKind.LOG)))
 
 
 def _is_all_flushed(store: LogStore, topic: Topic, number: int, tail: PartitionTail, ends: TopicEnds) -> bool:
@@ -113,40 +185,40 @@ def _is_all_flushed(store: LogStore, topic: Topic, number: int, tail: PartitionT
     )
 
 
-def _append(
-    store: LogStore, plan: Plan, topic_plan: TopicPlan, topic: Topic, number: int, known: PartitionTail
-) -> Tail:
+def _append(batch: _Batch, number: int, known: PartitionTail) -> tuple[Tail, int | None, PartitionState | None]:
+    """The new tail, the leader epoch if it is known, and the list that is to be written if it changed."""
+    store, topic = batch.store, batch.topic
     directory = store.layout.partition(topic.partition(number))
     state = store.partition_state(topic, number)
     if state.swap is not None:  # a compaction was killed in the middle
         state = finish_swap(store.fs, directory, store.layout.partition_state(topic.id, number), state)
-    config = topic_plan.log_config()
-    end = topic_plan.end_offsets[number]
     if state.producers:
-        return _append_with_producers(store, plan, topic_plan, topic, number)
+        return _append_with_producers(batch, number), None, None
     appender = Appender(
         store.fs,
         directory,
         partition=topic.partition(number),
-        config=config,
+        config=batch.config,
         state=state,
-        state_path=store.layout.partition_state(topic.id, number),
         tail=known.tail,
         end_offset=known.end_offset,
-        now_ms=plan.now_ms,
+        leader_epoch=known.leader_epoch,
+        now_ms=batch.plan.now_ms,
         limits=store.limits,
     )
     try:
-        appender.append(_chunks(store, plan, topic.id, number))
-        _check_end(topic, number, appender.end_offset, end)
+        appender.append(batch.staged.chunks(number))
+        _check_end(topic, number, appender.end_offset, batch.topic_plan.end_offsets[number])
     except BaseException:
         appender.close()
         raise
-    return appender.finish()
+    tail, changed = appender.finish()
+    return tail, appender.leader_epoch, changed
 
 
-def _append_with_producers(store: LogStore, plan: Plan, topic_plan: TopicPlan, topic: Topic, number: int) -> Tail:
+def _append_with_producers(batch: _Batch, number: int) -> Tail:
     """Logs that know idempotent producers (imported ones) keep their state: the long way."""
+    store, plan, topic_plan, topic = batch.store, batch.plan, batch.topic_plan, batch.topic
     epochs = LeaderEpochs.load(store.fs, store.layout.partition(topic.partition(number)), limits=store.limits)
     log: PartitionLog = store.open_log(
         topic,
@@ -154,11 +226,11 @@ def _append_with_producers(store: LogStore, plan: Plan, topic_plan: TopicPlan, t
         clean=True,
         recovery_point=store.ends(topic).recovery_points[number],
         clock=ManualClock(plan.now_ms),
-        config=topic_plan.log_config(),
+        config=batch.config,
     )
     try:
         log.truncate_to(topic_plan.base_offsets[number])  # an interrupted try may have come further
-        for chunk in _chunks(store, plan, topic.id, number):
+        for chunk in batch.staged.chunks(number):
             log.append_batches(
                 chunk.data.data,
                 origin=AppendOrigin.COORDINATOR,
@@ -175,16 +247,6 @@ def _check_end(topic: Topic, number: int, end_offset: int, planned: int) -> None
         raise CorruptState(
             f"the staged batches end at {end_offset}, the plan at {planned}", partition=topic.partition(number)
         )
-
-
-def _chunks(store: LogStore, plan: Plan, topic_id: str, number: int) -> Iterator[Chunk]:
-    folder = store.layout.plan(plan.plan_id)
-    for name in plan.files:
-        reader = StagedReader(store.fs, os.path.join(folder, name), limits=store.limits)
-        try:
-            yield from reader.chunks(topic_id, number)
-        finally:
-            reader.close()
 
 
 def numbers_of(topic_plan: TopicPlan) -> Iterable[int]:

@@ -15,7 +15,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from logstore.config import format_value
@@ -31,23 +30,24 @@ from logstore.errors import (
     TopicChanged,
     UnknownTopic,
 )
+from logstore.files import each_side_by_side
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
 from logstore.partition.appender import tail_of
 from logstore.partition.log import PartitionLog
-from logstore.segment.names import SEGMENT_KINDS, FileKind, file_name
-from logstore.store.apply import apply_partition, numbers_of
+from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, SEGMENT_KINDS, FileKind, file_name
+from logstore.store.apply import apply_partition, apply_partitions, numbers_of
 from logstore.store.ends import TopicEnds
 from logstore.store.locks import FileLock
+from logstore.store.placing import place_partitions
 from logstore.store.plan import Plan, TopicPlan, read_plan, write_plan
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedFile, TopicTarget
 from logstore.store.store import LogStore
-from logstore.store.tails import PartitionTail, read_tail, write_tail
+from logstore.store.tails import PartitionTail
 from logstore.store.trees import remove_tree
 
 _OWNER_FILE = "owner"
 _ROOM_FACTOR = 1.1  # indexes and rounding beside the batches themselves
-_FLUSH_THREADS = 8
 #: a folder that no process owns belongs to a batch write, whose driver process comes and goes
 _UNOWNED_MS_MIN = 24 * 3_600_000
 
@@ -320,10 +320,6 @@ class Committer:
                 hint="Nothing was committed; make room and run the batch again",
             )
 
-    def _place(self, topic: Topic, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self.store.place_partition(topic, topic.partition(number), wait_ms=0)
-
     def _apply(self, plan: Plan, topic: Topic, apply_many: ApplyMany | None, *, placed: bool = False) -> None:
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
@@ -332,9 +328,20 @@ class Committer:
             self._place(topic, numbers)
         if apply_many is not None:
             apply_many(plan, topic, numbers)
-            return
-        for number in numbers:
-            apply_partition(self.store, plan, topic, number)
+        else:
+            apply_partitions(self.store, plan, topic, numbers)
+
+    def _place(self, topic: Topic, numbers: Iterable[int]) -> None:
+        """Make directories that are missing. Who was appended to in this boot, and says whose it is, has one."""
+        numbers = list(numbers)
+        with self.store.tails(topic) as tails:
+            unknown = set(tails.not_of_this_boot(numbers))
+        wanted = [number for number in numbers if number in unknown or not self._has_metadata(topic, number)]
+        place_partitions(self.store, topic, wanted, wait_ms=0)
+
+    def _has_metadata(self, topic: Topic, number: int) -> bool:
+        directory = self.store.layout.partition(topic.partition(number))
+        return self._fs.exists(os.path.join(directory, PARTITION_METADATA))
 
     def _publish(self, topic: Topic, ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
         """Readers see the batch from here on."""
@@ -409,11 +416,8 @@ class Committer:
 
     def _repaired(self, topic: Topic, ends: TopicEnds) -> TopicEnds:
         """After a power cut: take back what is damaged above the recovery points, and apply those plans again."""
-        damaged = [
-            number
-            for number in range(topic.partitions)
-            if ends.recovery_points[number] < ends.high_watermarks[number] and not self._tail_is_current(topic, number)
-        ]
+        with self.store.tails(topic) as tails:
+            damaged = tails.not_of_this_boot(unflushed_of(ends))
         if not damaged:
             return ends
         rows = [
@@ -425,10 +429,6 @@ class Committer:
             # A row from before the topic was widened has nothing for a partition that came later.
             self._repair(topic, number, ends, [row for row in rows if number < len(row.end_offsets)])
         return ends
-
-    def _tail_is_current(self, topic: Topic, number: int) -> bool:
-        tail = read_tail(self._fs, self.store.layout.tail(topic.id, number), limits=self.store.limits)
-        return tail is not None and tail.is_current
 
     def _repair(self, topic: Topic, number: int, ends: TopicEnds, rows: Sequence[CommitRow]) -> None:
         """`rows` are the commits that were applied and not flushed since."""
@@ -457,7 +457,8 @@ class Committer:
             finally:
                 log.close()
             tail = PartitionTail.of_now(intact, end, tail_of(log.segments[-1]))
-            write_tail(self._fs, self.store.layout.tail(topic.id, number), tail)
+            with self.store.tails(topic) as tails:
+                tails.write(number, tail)
         for row in rows:
             if row.sequence > intact:
                 apply_partition(self.store, self._committed_plan(topic, row), topic, number)
@@ -469,11 +470,7 @@ class Committer:
         with self.store.locks.lease(topic.id, what=f"flush {topic.name}"):
             self.store.check_exists(topic)
             ends = self.settle(topic)
-            pending = [
-                number
-                for number in range(topic.partitions)
-                if ends.recovery_points[number] < ends.high_watermarks[number]
-            ]
+            pending = unflushed_of(ends)
             if not pending and ends.flushed_sequence == ends.applied_sequence:
                 return ends
             self._sync_all(topic, pending, ends)
@@ -487,15 +484,7 @@ class Committer:
         return flushed
 
     def _sync_all(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
-        def sync(number: int) -> None:
-            self._sync(topic, number, ends.recovery_points[number])
-
-        try:
-            with ThreadPoolExecutor(_FLUSH_THREADS) as pool:
-                list(pool.map(sync, numbers))
-        except RuntimeError:  # while the interpreter ends, there are no new threads
-            for number in numbers:
-                sync(number)
+        each_side_by_side(lambda number: self._sync(topic, number, ends.recovery_points[number]), numbers)
 
     def _sync(self, topic: Topic, number: int, recovery_point: int) -> None:
         directory = self.store.layout.partition(topic.partition(number))
@@ -504,13 +493,17 @@ class Committer:
             if at + 1 < len(bases) and bases[at + 1] <= recovery_point:
                 continue
             for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
-                with contextlib.suppress(FileNotFoundError):
-                    file = self._fs.open(os.path.join(directory, file_name(base, kind)))
-                    try:
-                        file.fsync()
-                    finally:
-                        file.close()
+                self._sync_file(os.path.join(directory, file_name(base, kind)))
+        self._sync_file(os.path.join(directory, LEADER_EPOCH_CHECKPOINT))  # the first append does not wait for it
         self._fs.fsync_dir(directory)
+
+    def _sync_file(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            file = self._fs.open(path)
+            try:
+                file.fsync()
+            finally:
+                file.close()
 
     def _drop_plan(self, plan_id: str) -> None:
         """Remove a plan's staging once all its topics are flushed, or gone."""
@@ -579,6 +572,12 @@ def _is_replay(last: AppProgress | None, app: AppBatch) -> bool:
             "choose a new app_id",
         )
     return False
+
+
+def unflushed_of(ends: TopicEnds) -> list[int]:
+    """Partitions with published records that may not be on disk."""
+    pairs = zip(ends.recovery_points, ends.high_watermarks, strict=True)
+    return [number for number, (flushed, published) in enumerate(pairs) if flushed < published]
 
 
 def _with_plan(ends: TopicEnds, plan: TopicPlan) -> TopicEnds:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.store.sealed import read_sealed, whole_number, whole_numbers, write_sealed
+from logstore.store.sealed import Parsed, read_sealed_bytes, unseal, whole_number, whole_numbers, write_sealed
 
 VERSION = 1
 
@@ -56,12 +56,26 @@ def _put(numbers: tuple[int, ...], index: int, number: int) -> tuple[int, ...]:
     return (*numbers[:index], number, *numbers[index + 1 :])
 
 
-def read_ends(fs: FileSystem, path: str, *, partitions: int, limits: Limits = DEFAULT_LIMITS) -> TopicEnds:
+def read_ends(
+    fs: FileSystem,
+    path: str,
+    *,
+    partitions: int,
+    limits: Limits = DEFAULT_LIMITS,
+    parsed: Parsed[TopicEnds] | None = None,
+) -> TopicEnds:
     """The ends of a topic with that many partitions; all zero while it has no file. Raises CorruptState."""
     try:
-        document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
+        data = read_sealed_bytes(fs, path, limit=limits.side_file_bytes)
     except FileNotFoundError:
         return TopicEnds.empty(partitions)
+    if parsed is None:
+        return _parse(data, path, partitions)
+    return parsed.of((path, partitions), data, lambda data: _parse(data, path, partitions))
+
+
+def _parse(data: bytes, path: str, partitions: int) -> TopicEnds:
+    document = unseal(data, version=VERSION, file=path)
     ends = TopicEnds(
         high_watermarks=whole_numbers(document, "high_watermarks", file=path),
         last_stable_offsets=whole_numbers(document, "last_stable_offsets", file=path),

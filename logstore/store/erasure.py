@@ -254,17 +254,17 @@ class _Search:
                 continue
             path = os.path.join(folder, name)
             try:
-                reader = StagedReader(self._fs, path, limits=self._store.limits)
+                reader = StagedReader(self._fs, path, topic_id=self._topic.id, limits=self._store.limits)
             except DuramenError as error:
                 self._add(STAGING, path, None, _Found(unreadable=str(error)), goes)
                 continue
             try:
                 for number in range(self._topic.partitions):
                     found = _Found()
-                    self._read(reader.chunks(self._topic.id, number), found)
+                    self._read(reader.chunks(number), found)
                     self._add(STAGING, path, number, found, goes)
             finally:
-                reader.close()
+                reader.release()
 
     def _run(self, folder: str) -> None:
         owner = os.path.join(folder, "owner")

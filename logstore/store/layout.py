@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import uuid
@@ -80,8 +81,8 @@ class Layout:
     def partition_state(self, topic_id: str, partition: int) -> str:
         return os.path.join(self.topic_state(topic_id), str(partition))
 
-    def tail(self, topic_id: str, partition: int) -> str:
-        return os.path.join(self.topic_state(topic_id), f"{partition}.tail")
+    def tails(self, topic_id: str) -> str:
+        return os.path.join(self.topic_state(topic_id), "tails")
 
     def plan(self, plan_id: str) -> str:
         """The folder of a plan's staged files."""
@@ -98,6 +99,7 @@ class Layout:
         return os.path.join(self.staging, f"{uuid.uuid4().hex}-{purpose}")
 
 
+@functools.lru_cache(maxsize=4096)
 def _checked_id(topic_id: str) -> str:
     parse_uuid(topic_id)  # ids come from files: never a path of somebody else's making
     return topic_id

@@ -18,6 +18,7 @@ from logstore.partition.retention import LogFacts, SegmentFacts, policies_of, re
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.segment import LogSegment
 from logstore.store.ends import TopicEnds
+from logstore.store.placing import place_partitions
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore, published
 from logstore.topic import TopicPartition
@@ -185,8 +186,7 @@ def recover(
     reports = []
     with contextlib.ExitStack() as held:
         held.enter_context(store.locks.maintenance_of(topic.id, sorted(set(chosen)), what=what))
-        for number in chosen:
-            store.place_partition(topic, topic.partition(number))
+        place_partitions(store, topic, chosen)
         held.enter_context(store.locks.lease(topic.id, what=what))
         store.check_exists(topic)
         result = ends or TopicEnds.empty(topic.partitions)

@@ -18,7 +18,15 @@ from logstore.errors import CorruptState, DuramenError, InvalidConfig, InvalidTo
 from logstore.files import FileSystem
 from logstore.limits import INT32_MAX
 from logstore.store.layout import TOPIC_SUFFIX, Layout
-from logstore.store.sealed import read_sealed, seal, whole_number, write_sealed
+from logstore.store.sealed import (
+    Parsed,
+    read_sealed,
+    read_sealed_bytes,
+    seal,
+    unseal,
+    whole_number,
+    write_sealed,
+)
 from logstore.topic import TopicPartition, check_topic_name, parse_uuid
 
 VERSION = 1
@@ -76,6 +84,7 @@ class TopicRegistry:
     def __init__(self, fs: FileSystem, layout: Layout) -> None:
         self._fs = fs
         self._layout = layout
+        self._parsed: Parsed[Topic] = Parsed(1024)
 
     def names(self) -> list[str]:
         """All topics by name. Files that are not named like a topic's are left alone."""
@@ -90,10 +99,10 @@ class TopicRegistry:
         """Raises UnknownTopic, CorruptState, StoreVersionError."""
         path = self._layout.topic(name)
         try:
-            document = read_sealed(self._fs, path, version=VERSION, limit=TOPIC_FILE_BYTES_MAX)
+            data = read_sealed_bytes(self._fs, path, limit=TOPIC_FILE_BYTES_MAX)
         except FileNotFoundError:
             raise self._unknown(name) from None
-        return _topic(name, document, path)
+        return self._parsed.of(path, data, lambda data: _topic(name, unseal(data, version=VERSION, file=path), path))
 
     def _unknown(self, name: str) -> UnknownTopic:
         import difflib

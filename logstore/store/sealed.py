@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeVar
 
 from crc32c import crc32c
 
@@ -19,6 +20,7 @@ from logstore.errors import CorruptState, StoreVersionError
 from logstore.files import FileSystem, read_whole, replace_file
 from logstore.limits import INT64_MAX
 
+_T = TypeVar("_T")
 _TRAILER = re.compile(rb"crc32c ([0-9a-f]{8})\n\Z")
 _TRAILER_BYTES = len(b"crc32c 00000000\n")
 
@@ -54,13 +56,35 @@ def unseal(data: bytes, *, version: int, file: str) -> dict[str, object]:
 
 def read_sealed(fs: FileSystem, path: str, *, version: int, limit: int) -> dict[str, object]:
     """Raises FileNotFoundError, CorruptState, StoreVersionError."""
+    return unseal(read_sealed_bytes(fs, path, limit=limit), version=version, file=path)
+
+
+def read_sealed_bytes(fs: FileSystem, path: str, *, limit: int) -> bytes:
+    """The same, not parsed. Raises FileNotFoundError, CorruptState for a file that is too large."""
     try:
-        data = read_whole(fs, path, limit=limit)
+        return read_whole(fs, path, limit=limit)
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise CorruptState(f"larger than the limit of {limit} bytes", file=path) from error
         raise  # of the system: it says nothing about the file
-    return unseal(data, version=version, file=path)
+
+
+class Parsed(Generic[_T]):
+    """What files were parsed to, for as long as they hold the same bytes: comparing is much cheaper than parsing."""
+
+    def __init__(self, files_max: int = 64) -> None:
+        self._files_max = files_max
+        self._known: dict[Hashable, tuple[bytes, _T]] = {}
+
+    def of(self, key: Hashable, data: bytes, parse: Callable[[bytes], _T]) -> _T:
+        known = self._known.get(key)
+        if known is not None and known[0] == data:
+            return known[1]
+        value = parse(data)
+        if len(self._known) >= self._files_max:
+            self._known.clear()
+        self._known[key] = (data, value)
+        return value
 
 
 def write_sealed(

@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,6 +34,7 @@ from logstore.records.arrow import columns_of_batch
 from logstore.records.columns import Columns
 from logstore.records.compression import codec_by_name
 from logstore.records.encoder import BATCH_BYTES, BatchOptions, Encoder
+from logstore.records.encoder import check_columns as check_encodable
 from logstore.records.memory import Memory
 from logstore.records.partitioner import Routed, route
 from logstore.records.table import COUNT, SIZE, BatchTable
@@ -44,6 +45,11 @@ _MAGIC = b"DSTG0001"
 #: encoded batches of a partition are held until they are a piece of this size: each piece is read and appended alone
 _PIECE_BYTES, _PIECE_BYTES_MIN = 2 << 20, 64 << 10
 _HELD_BYTES_MAX = 32 << 20
+#: of topics with more partitions than this, batches are held in one block together
+_BLOCKS_MAX = _HELD_BYTES_MAX // _PIECE_BYTES_MIN
+#: staged files that are open at once while they are read
+_READERS_MAX = 64
+_DROP_BYTES_MIN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,34 @@ class _Held:
     block: npt.NDArray[np.uint8]
     size: int = 0
     records: int = 0
+
+
+class _Shared:
+    """Encoded batches of many partitions in one block, however many there are, until it is full."""
+
+    def __init__(self, size: int) -> None:
+        self.block = np.empty(size, dtype=np.uint8)
+        self.used = 0
+        self.pieces: list[tuple[tuple[str, int], int, int, int]] = []  # key, begin, size, records
+
+    def add(self, key: tuple[str, int], size: int, records: int) -> None:
+        self.pieces.append((key, self.used, size, records))
+        self.used += size
+
+    def sorted(self) -> tuple[npt.NDArray[np.uint8], list[tuple[tuple[str, int], int, int]]]:
+        """The bytes by partition, and of each its size and records; the block is free again."""
+        gathered = np.empty(self.used, dtype=np.uint8)
+        found: list[tuple[tuple[str, int], int, int]] = []
+        position = 0
+        for key, begin, size, records in sorted(self.pieces, key=lambda piece: piece[0]):  # stable
+            gathered[position : position + size] = self.block[begin : begin + size]
+            position += size
+            if found and found[-1][0] == key:
+                found[-1] = (key, found[-1][1] + size, found[-1][2] + records)
+            else:
+                found.append((key, size, records))
+        self.pieces, self.used = [], 0
+        return gathered, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +149,7 @@ class StagedWriter:
         self._position = 0
         self._pieces: list[tuple[str, int, int, int, int]] = []  # topic id, partition, position, size, records
         self._held: dict[tuple[str, int], _Held] = {}
+        self._shared: _Shared | None = None
         self._encoders: dict[str, Encoder] = {}
         self._sticky = uuid.uuid4().int
         self._placed: set[str] = set()
@@ -135,10 +170,12 @@ class StagedWriter:
             self._placed.add(target.id)
         routed = _route(columns, target.partitions, given, self._sticky % target.partitions)
         encoder = self._encoder(target, codec_id)
-        for partition in range(target.partitions):
-            selection = routed.rows(partition)
-            if len(selection):
-                self._hold(target, partition, encoder, columns, selection)
+        check_encodable(columns)
+        for partition in np.flatnonzero(np.diff(routed.starts)).tolist():
+            if target.partitions > _BLOCKS_MAX:
+                self._share(target, partition, encoder, columns, routed.rows(partition))
+            else:
+                self._hold(target, partition, encoder, columns, routed.rows(partition))
 
     def _encoder(self, target: TopicTarget, codec_id: int) -> Encoder:
         encoder = self._encoders.get(target.id)
@@ -162,7 +199,7 @@ class StagedWriter:
         if held is None:
             size = max(min(_PIECE_BYTES, _HELD_BYTES_MAX // target.partitions), _PIECE_BYTES_MIN)
             held = self._held[key] = _Held(np.empty(size, dtype=np.uint8))
-        for batches in encoder.encode(columns, selection, partial(self._room, key, held)):
+        for batches in encoder.encode(columns, selection, partial(self._room, key, held), checked=True):
             check_sizes(batches.table, target.config, target.name)
             _check_fits(batches.table, target)
             size = len(batches.data)
@@ -170,6 +207,38 @@ class StagedWriter:
                 self._room(key, held, size)[:size] = batches.data
             held.size += size
             held.records += int(batches.table[:, COUNT].sum())
+
+    def _share(
+        self, target: TopicTarget, partition: int, encoder: Encoder, columns: Columns, selection: npt.NDArray[np.int64]
+    ) -> None:
+        shared = self._shared = self._shared or _Shared(_HELD_BYTES_MAX)
+        for batches in encoder.encode(columns, selection, self._shared_room, checked=True):
+            check_sizes(batches.table, target.config, target.name)
+            _check_fits(batches.table, target)
+            size = len(batches.data)
+            if encoder.compresses:
+                self._shared_room(size)[:size] = batches.data
+            shared.add((target.id, partition), size, int(batches.table[:, COUNT].sum()))
+
+    def _shared_room(self, least: int) -> npt.NDArray[np.uint8]:
+        shared = self._shared
+        assert shared is not None
+        if len(shared.block) - shared.used < max(least, self._options.batch_size):
+            begin = self._position
+            self._write_shared()
+            self._file.start_writeback(begin, self._position - begin)
+        if len(shared.block) < least:
+            shared.block = np.empty(least, dtype=np.uint8)
+        return shared.block[shared.used :]
+
+    def _write_shared(self) -> None:
+        if self._shared is None or not self._shared.used:
+            return
+        data, pieces = self._shared.sorted()
+        self._file.pwrite(data.data, self._position)
+        for key, size, records in pieces:
+            self._pieces.append((*key, self._position, size, records))
+            self._position += size
 
     def _room(self, key: tuple[str, int], held: _Held, least: int) -> npt.NDArray[np.uint8]:
         """Where the next batches of a partition go; what is held is written out when there is too little."""
@@ -193,6 +262,7 @@ class StagedWriter:
         """What is held, directory, trailer, fsync of the file and its folder."""
         for key, held in self._held.items():
             self._write_piece(key, held)
+        self._write_shared()
         topics = sorted({piece[0] for piece in self._pieces})
         numbers = {topic_id: number for number, topic_id in enumerate(topics)}
         pieces = [[numbers[piece[0]], *piece[1:]] for piece in self._pieces]
@@ -268,52 +338,91 @@ def _route(columns: Columns, partitions: int, given: pa.Array | None, sticky: in
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    position: int
-    size_bytes: int
-    records: int
-
-
 class StagedReader:
-    """The pieces of one staged file. Raises CorruptState when the file is not whole."""
+    """The pieces of one staged file for one topic. Raises CorruptState when the file is not whole.
 
-    def __init__(self, fs: FileSystem, path: str, *, limits: Limits) -> None:
+    `release` closes the file; the next one who asks for batches opens it again.
+    """
+
+    def __init__(self, fs: FileSystem, path: str, *, topic_id: str, limits: Limits) -> None:
+        self._fs = fs
+        self._path = path
         self._limits = limits
-        self._file: File = fs.open(path)
-        self._pieces: dict[tuple[str, int], list[Piece]] = {}
+        self._file: File | None = fs.open(path)
         try:
-            self._load(path)
+            self._pieces = self._load(self._file, topic_id)
+            partitions, starts = np.unique(self._pieces[:, 0], return_index=True)
+            ends = [*starts[1:].tolist(), len(self._pieces)]
+            self._of = dict(zip(partitions.tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
         except BaseException:
-            self._file.close()
+            self.release()
             raise
 
-    def _load(self, path: str) -> None:
-        size = self._file.size()
-        trailer = self._file.pread(_TRAILER.size, max(size - _TRAILER.size, 0))
+    def _load(self, file: File, topic_id: str) -> npt.NDArray[np.int64]:
+        """Partition, position and size of each of the topic's pieces: by partition, in the order of the rows."""
+        path = self._path
+        size = file.size()
+        trailer = file.pread(_TRAILER.size, max(size - _TRAILER.size, 0))
         if len(trailer) < _TRAILER.size:
             raise CorruptState("a staged file without its trailer", file=path)
         position, length, checksum, magic = _TRAILER.unpack(trailer)
         if magic != _MAGIC or position < 0 or position + length + _TRAILER.size != size:
             raise CorruptState("a staged file that is not whole", file=path)
-        directory = self._file.pread(length, position)
+        directory = file.pread(length, position)
         if crc32c(directory) != checksum:
             raise CorruptState("the directory of a staged file is damaged", file=path)
         document = json.loads(directory)
-        for number, partition, start, piece_size, records in document["pieces"]:
-            key = (document["topics"][number], partition)
-            self._pieces.setdefault(key, []).append(Piece(start, piece_size, records))
+        if topic_id not in document["topics"]:
+            return np.empty((0, 3), dtype=np.int64)
+        pieces = np.array(document["pieces"], dtype=np.int64).reshape(-1, 5)
+        mine = pieces[pieces[:, 0] == document["topics"].index(topic_id), 1:4]
+        return mine[np.argsort(mine[:, 0], kind="stable")]
 
-    def chunks(self, topic_id: str, partition: int) -> Iterator[Chunk]:
+    def chunks(self, partition: int, memory: Memory | None = None) -> Iterator[Chunk]:
         """The batches of one partition in the order of the rows, checksums verified. Raises CorruptBatch."""
-        memory = Memory()
-        for piece in self._pieces.get((topic_id, partition), ()):
-            end = piece.position + piece.size_bytes
-            yield from read_batches(self._file, piece.position, end, limits=self._limits, memory=memory)
-            self._file.drop_cached(piece.position, piece.size_bytes)  # the log that it was copied into takes its place
+        memory = memory or Memory()
+        first, last = self._of.get(partition, (0, 0))
+        for _, position, size in self._pieces[first:last].tolist():
+            file = self._file = self._file or self._fs.open(self._path)
+            yield from read_batches(file, position, position + size, limits=self._limits, memory=memory)
+            if size >= _DROP_BYTES_MIN:
+                file.drop_cached(position, size)  # the log that it was copied into takes its place
 
-    def close(self) -> None:
-        self._file.close()
+    def release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class StagedReaders:
+    """The staged files of a plan in their order, for one topic: opened once, a limited number at a time."""
+
+    def __init__(self, fs: FileSystem, folder: str, names: Sequence[str], *, topic_id: str, limits: Limits) -> None:
+        self._open = [
+            partial(StagedReader, fs, os.path.join(folder, name), topic_id=topic_id, limits=limits) for name in names
+        ]
+        self._readers: list[StagedReader] | None = None
+        self._memory = Memory()
+
+    def __enter__(self) -> StagedReaders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reader in self._readers or ():
+            reader.release()
+
+    def chunks(self, partition: int) -> Iterator[Chunk]:
+        """The partition's batches in the order of the rows. Raises CorruptState, CorruptBatch."""
+        if self._readers is None:  # not before they are needed: who comes late finds them gone, and nothing to do
+            self._readers = []
+            for make in self._open:
+                self._readers.append(make())
+                if len(self._open) > _READERS_MAX:
+                    self._readers[-1].release()
+        for reader in self._readers:
+            yield from reader.chunks(partition, self._memory)
+            if len(self._readers) > _READERS_MAX:
+                reader.release()
 
 
 def target_named(targets: dict[str, TopicTarget], name: str) -> TopicTarget:

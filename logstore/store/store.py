@@ -43,11 +43,13 @@ from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
 from logstore.store.locks import DEFAULT_WAIT_MS, FileLock, StoreLocks
 from logstore.store.marks import DELETED, IMPORTED, IMPORTING, TopicMarks
 from logstore.store.places import is_log_of, topic_id_at
+from logstore.store.placing import EMPTY, place_partitions
 from logstore.store.probe import probe_file_system
 from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
+from logstore.store.sealed import Parsed
 from logstore.store.shared_clock import shared_clock
-from logstore.store.tails import boot_id, read_tail
+from logstore.store.tails import PartitionTail, TopicTails, boot_id
 from logstore.store.trees import is_directory, remove_tree
 from logstore.store.version import read_version, write_version
 from logstore.topic import TopicPartition, check_topic_name, new_topic_id
@@ -99,6 +101,8 @@ class LogStore:
         self.locks = StoreLocks(fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
         self.locks.enter()
         self._committer: Committer | None = None
+        self._ends: Parsed[TopicEnds] = Parsed()
+        self._configs: dict[tuple[tuple[str, str], ...], LogConfig] = {}
 
     def close(self) -> None:
         self.locks.leave()
@@ -130,7 +134,11 @@ class LogStore:
         return self.resolve(topic.configs if topic else {})
 
     def log_config(self, topic: Topic) -> LogConfig:
-        return LogConfig.from_resolved(self.topic_settings(topic))
+        key = tuple(sorted(topic.configs.items()))
+        found = self._configs.get(key)
+        if found is None:  # the store's own settings do not change while it is open
+            found = self._configs[key] = LogConfig.from_resolved(self.topic_settings(topic))
+        return found
 
     def resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]:
         """Every topic setting for a topic with these of its own. Raises UnknownConfig, InvalidConfig."""
@@ -189,8 +197,7 @@ class LogStore:
             raise
         if not dry_run:
             self.registry.create(topic)
-            for partition in topic.partition_list():
-                self.place_partition(topic, partition, is_new=True)
+            place_partitions(self, topic, range(topic.partitions), is_new=True)
             with self.locks.lease(topic.id, what=f"create {name}"):
                 if not self.fs.exists(self.layout.ends(topic.id)):
                     self.write_ends(topic, TopicEnds.empty(topic.partitions))
@@ -232,8 +239,7 @@ class LogStore:
             if not dry_run:
                 self.registry.replace(altered)
         if not dry_run:
-            for partition in altered.partition_list()[topic.partitions :]:
-                self.place_partition(altered, partition, is_new=True)
+            place_partitions(self, altered, range(topic.partitions, altered.partitions), is_new=True)
         return altered
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
@@ -254,7 +260,7 @@ class LogStore:
     def ends(self, topic: Topic) -> TopicEnds:
         """Raises CorruptState, also when they are gone although there are records."""
         path = self.layout.ends(topic.id)
-        ends = read_ends(self.fs, path, partitions=topic.partitions, limits=self.limits)
+        ends = read_ends(self.fs, path, partitions=topic.partitions, limits=self.limits, parsed=self._ends)
         if not ends.applied_sequence and not any(ends.high_watermarks) and not self.fs.exists(path):
             for number in range(topic.partitions):
                 if any(segment.size_bytes for segment in self.partition_state(topic, number).segments):
@@ -384,8 +390,17 @@ class LogStore:
 
     def forget_tail(self, topic: Topic, number: int) -> None:
         """Make the next append look for the log's end itself."""
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.unlink(self.layout.tail(topic.id, number))
+        with self.tails(topic) as tails:
+            tails.forget(number)
+
+    def tails(self, topic: Topic) -> TopicTails:
+        """Where the topic's logs end; close it."""
+        return TopicTails(self.fs, self.layout.tails(topic.id))
+
+    def tail(self, topic: Topic, number: int) -> PartitionTail | None:
+        """Where the log ends, if it is written down."""
+        with self.tails(topic) as tails:
+            return tails.read(number)
 
     def check_exists(self, topic: Topic) -> None:
         """Raises UnknownTopic when the topic is another one by now."""
@@ -402,7 +417,7 @@ class LogStore:
             return False
         active = state.segments[-1]
         committed = active.size_bytes
-        tail = read_tail(self.fs, self.layout.tail(topic.id, number), limits=self.limits)
+        tail = self.tail(topic, number)
         if tail is not None and tail.tail.base_offset == active.base_offset:
             committed = tail.tail.size_bytes  # appends do not touch the list unless they roll
         return self.active_bytes(topic, number, state) == committed
@@ -427,7 +442,7 @@ class LogStore:
 
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time as far as it is written down, -1 when there is none."""
-        tail = read_tail(self.fs, self.layout.tail(topic.id, number), limits=self.limits)
+        tail = self.tail(topic, number)
         known = [each.largest_timestamp_ms for each in self.partition_state(topic, number).segments]
         return max([*known, tail.tail.largest_timestamp_ms if tail else -1], default=-1)
 
@@ -560,9 +575,8 @@ class LogStore:
         self.fs.mkdir(self.layout.topic_state(topic.id))
         self.fs.fsync_dir(self.layout.state)
         if state is None:
-            # Readers go by the list, also by an empty one.
             path = self.layout.partition_state(topic.id, partition.partition)
-            write_state(self.fs, path, PartitionState(producers=False, transactions=False))
+            write_state(self.fs, path, EMPTY)
         draft = self.layout.work("partition")
         self.fs.mkdir(draft)
         write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)

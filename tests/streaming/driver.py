@@ -69,7 +69,7 @@ def at_step(step: str, act: Callable[[], None]) -> None:
     elif step == "committed":
         wrap(Committer, "_decide", after=act)
     elif step == "appending":
-        wrap(apply, "apply_partition", after=act)
+        wrap(apply, "_append", after=act)
     elif step == "appended":
         wrap(Committer, "_publish", before=act)
     elif step == "published":

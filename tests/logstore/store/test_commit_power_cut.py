@@ -47,7 +47,7 @@ STEPS = {
     "commit": r"ledger/commits(/.*)?",
     "append": r"logs/(orders|payments)-\d(/.*)?|locks/partition(s|-.*)",
     "segment list": r"state/[^/]+/\d(\.tmp)?",
-    "tail": r"state/[^/]+/\d\.tail(\.tmp)?",
+    "tail": r"state/[^/]+/tails",
     "publish and flush": r"state/[^/]+(/ends(\.tmp)?)?|locks/ends-.*",
     "sweep": r"staging/[^/]+-delete(/.*)?",
 }
