@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pyarrow.compute as pc
@@ -22,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from compaction_job.bounded_server import BoundedHandler, BoundedServer
 from logstore.cleaner.eligibility import Cleanable, cleanable
 from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDED, TOMBSTONE
 from logstore.config import LogConfig
@@ -387,35 +387,25 @@ class MetricsServer:
         registry.register(_Quiet(collector))
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            server_version = "duramen"
-            sys_version = ""
-            timeout = 30
+        one_at_a_time = threading.Lock()  # a scrape goes through every partition
 
+        class Handler(BoundedHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
                     encode, content_type = choose_encoder(self.headers.get("Accept") or "")
-                    self._answer(200, content_type, encode(registry))
+                    with one_at_a_time:
+                        text = encode(registry)
+                    self.answer(200, content_type, text)
                 elif path == "/healthz":
                     found = health()
                     text = json.dumps(found.document).encode() + b"\n"
-                    self._answer(200 if found.healthy else 503, "application/json", text)
+                    self.answer(200 if found.healthy else 503, "application/json", text)
                 else:
-                    self._answer(404, "text/plain; charset=utf-8", b"there are /metrics and /healthz\n")
-
-            def _answer(self, code: int, content_type: str, body: bytes) -> None:
-                self.send_response(code)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *arguments: Any) -> None:
-                _log.debug(format, *arguments)
+                    self.answer(404, "text/plain; charset=utf-8", b"there are /metrics and /healthz\n")
 
         try:
-            self._http = _Server((host, port), Handler)
+            self._http = BoundedServer((host, port), Handler)
         except (OSError, OverflowError) as error:
             raise DuramenError(
                 f"cannot serve metrics on {host}:{port}: {getattr(error, 'strerror', None) or error}",
@@ -433,15 +423,6 @@ class MetricsServer:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join(5)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    # Two daemons on one port would each get half of the scrapes.
-    allow_reuse_port = False
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a client at %s went away", client_address, exc_info=True)
 
 
 class _Quiet(Collector):

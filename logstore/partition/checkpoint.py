@@ -206,11 +206,15 @@ def _metadata_value(path: str, data: bytes, line: Line | None, name: str) -> tup
 
 
 def write_partition_metadata(fs: FileSystem, path: str, topic_id: str, *, durable: bool = True) -> None:
-    """Replace the file, and sync it unless the caller does; it has no newline at its end, as Kafka writes it."""
+    """Replace the file, and sync it unless the caller does."""
+    replace_file(fs, path, partition_metadata(topic_id), durable=durable)
+
+
+def partition_metadata(topic_id: str) -> bytes:
+    """What the file holds; it has no newline at its end, as Kafka writes it."""
     if parse_uuid(topic_id).int == 0:
         raise ValueError("the all-zero topic id is no topic's")
-    text = f"version: {PARTITION_METADATA_VERSION}\ntopic_id: {topic_id}"
-    replace_file(fs, path, text.encode("ascii"), durable=durable)
+    return f"version: {PARTITION_METADATA_VERSION}\ntopic_id: {topic_id}".encode("ascii")
 
 
 # --- meta.properties ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from logstore.store.plan import Plan, TopicPlan
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedReaders
 from logstore.store.store import LogStore
-from logstore.store.tails import PartitionTail, remove_old_tail
+from logstore.store.tails import PartitionTail
 
 #: partitions whose locks are held together; a second or so at most
 _PARTITIONS_AT_ONCE = 256
@@ -122,7 +122,6 @@ def current_tail(store: LogStore, topic: Topic, number: int, *, ends: TopicEnds 
     found = store.tail(topic, number)
     if found is not None and (found.is_current or _is_all_flushed(store, topic, number, found, ends)):
         return found
-    remove_old_tail(store.fs, store.layout.tails(topic.id), number)
     if _is_new(store, topic, number, ends):
         tail = PartitionTail.of_now(ends.applied_sequence, 0, Tail())
         with store.tails(topic) as tails:

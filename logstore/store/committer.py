@@ -30,9 +30,10 @@ from logstore.errors import (
     TopicChanged,
     UnknownTopic,
 )
-from logstore.files import each_side_by_side
+from logstore.files import each_side_by_side, read_whole
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
 from logstore.partition.appender import tail_of
+from logstore.partition.checkpoint import partition_metadata
 from logstore.partition.log import PartitionLog
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, SEGMENT_KINDS, FileKind, file_name
 from logstore.store.apply import apply_partition, apply_partitions, numbers_of
@@ -336,12 +337,16 @@ class Committer:
         numbers = list(numbers)
         with self.store.tails(topic) as tails:
             unknown = set(tails.not_of_this_boot(numbers))
-        wanted = [number for number in numbers if number in unknown or not self._has_metadata(topic, number)]
+        wanted = [number for number in numbers if number in unknown or not self._is_marked(topic, number)]
         place_partitions(self.store, topic, wanted, wait_ms=0)
 
-    def _has_metadata(self, topic: Topic, number: int) -> bool:
-        directory = self.store.layout.partition(topic.partition(number))
-        return self._fs.exists(os.path.join(directory, PARTITION_METADATA))
+    def _is_marked(self, topic: Topic, number: int) -> bool:
+        path = os.path.join(self.store.layout.partition(topic.partition(number)), PARTITION_METADATA)
+        mark = partition_metadata(topic.id)
+        try:
+            return read_whole(self._fs, path, limit=len(mark)) == mark
+        except OSError:  # whatever it is: the long way says
+            return False
 
     def _publish(self, topic: Topic, ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
         """Readers see the batch from here on."""

@@ -49,7 +49,7 @@ from logstore.store.projection import PartitionFacts, checkpoint_entries, write_
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
 from logstore.store.sealed import Parsed
 from logstore.store.shared_clock import shared_clock
-from logstore.store.tails import PartitionTail, TopicTails, boot_id
+from logstore.store.tails import PartitionTail, TopicTails, boot_id, remove_old_tail
 from logstore.store.trees import is_directory, remove_tree
 from logstore.store.version import read_version, write_version
 from logstore.topic import TopicPartition, check_topic_name, new_topic_id
@@ -392,6 +392,7 @@ class LogStore:
         """Make the next append look for the log's end itself."""
         with self.tails(topic) as tails:
             tails.forget(number)
+        remove_old_tail(self.fs, self.layout.tails(topic.id), number)
 
     def tails(self, topic: Topic) -> TopicTails:
         """Where the topic's logs end; close it."""

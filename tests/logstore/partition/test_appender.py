@@ -17,7 +17,7 @@ from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.appender import Appender, tail_of
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.state import PartitionState, read_state
+from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.partition.tail import Tail
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, Encoder
@@ -79,7 +79,6 @@ class Twins:
             partition=PARTITION,
             config=self.config,
             state=read_state(OS_FILES, self.state_path) or PartitionState(),
-            state_path=self.state_path,
             tail=tail or self.tail,
             end_offset=self.end if end is None else end,
             now_ms=self.clock.now_ms(),
@@ -90,7 +89,14 @@ class Twins:
         self.log.append_batches(data, origin=AppendOrigin.COORDINATOR)
         appender = self.appender()
         appender.append([chunk_of(data)])
-        self.tail, self.end = appender.finish(), appender.end_offset
+        self.tail, self.end = self.finish(appender), appender.end_offset
+
+    def finish(self, appender: Appender) -> Tail:
+        """As the store does it: the list is written before anybody is told of the tail."""
+        tail, state = appender.finish()
+        if state is not None:
+            write_state(OS_FILES, self.state_path, state)
+        return tail
 
     def check(self) -> int:
         """Both directories hold the same; returns the number of segments."""
@@ -171,7 +177,7 @@ def test_what_an_interrupted_append_left_is_cut_first(tmp_path: Path, left_after
     broken = twins.appender()
     broken.append([chunk_of(half)])
     if left_after % 2:
-        broken.finish()  # the list is written, but not the tail
+        twins.finish(broken)  # the list is written, but not the tail
     else:
         broken.close()
     active = sorted(twins.fast.glob("*.log"))[-1]

@@ -1,0 +1,171 @@
+"""Many partitions in a topic: what is done once for all of them, how many files are open, how much memory is held."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from logstore.files import OsFileSystem
+from logstore.store import staging
+from logstore.store.committer import Committer
+from logstore.store.store import LogStore
+from logstore.store.tails import PartitionTail, TopicTails, decode_tail, encode_tail
+
+ROOT = Path(__file__).resolve().parents[3]
+PARTITIONS = 600
+
+
+def rows(count: int, partitions: int, tag: bytes = b"v") -> pa.Table:
+    return pa.table(
+        {
+            "key": [b"k%d" % row for row in range(count)],
+            "value": [b"%s%d" % (tag, row) for row in range(count)],
+            "partition": pa.array([row % partitions for row in range(count)], pa.int32()),
+        }
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    with LogStore(tmp_path / "store", create=True) as opened:
+        opened.create_topic("wide", partitions=PARTITIONS, configs={"cleanup.policy": "compact"})
+        yield opened
+
+
+class Counting(OsFileSystem):
+    """Counts what is opened and synced, by the kind of file."""
+
+    def __init__(self) -> None:
+        self.opened: Counter[str] = Counter()
+        self.synced_directories: Counter[str] = Counter()
+
+    def open(self, path: str, **how: bool):  # type: ignore[no-untyped-def]
+        self.opened[_kind(path)] += 1
+        return super().open(path, **how)
+
+    def fsync_dir(self, path: str) -> None:
+        self.synced_directories[_kind(path)] += 1
+        super().fsync_dir(path)
+
+
+def _kind(path: str) -> str:
+    folder, name = os.path.split(path)
+    return "staged" if name.endswith(".batches") else name if name in ("ends", "tails", "plan", "wide.t") else folder
+
+
+def test_a_batch_over_all_partitions_reads_what_they_share_once(store: LogStore) -> None:
+    with LogStore(store.path, fs=Counting()) as opened:
+        fs = opened.fs
+        assert isinstance(fs, Counting)
+        for tag in (b"a", b"b"):
+            fs.opened.clear()
+            fs.synced_directories.clear()
+            opened.append("wide", rows(PARTITIONS, PARTITIONS, tag))
+            assert fs.opened["staged"] <= 3
+            assert fs.opened["ends"] <= 10
+            assert fs.opened["wide.t"] <= 10
+            assert sum(fs.synced_directories.values()) <= 40, "not one for each partition"
+        topic = opened.topic("wide")
+        assert opened.ends(topic).high_watermarks == (2,) * PARTITIONS
+        Committer(opened).flush(topic)
+        for number in (0, 255, 256, PARTITIONS - 1):
+            found = [record.value for record in opened.reader(topic, number).records(0)]
+            assert found == [b"a%d" % number, b"b%d" % number]
+
+
+def test_a_few_partitions_of_many_cost_what_a_few_cost(store: LogStore) -> None:
+    store.append("wide", rows(PARTITIONS, PARTITIONS))
+    with LogStore(store.path, fs=Counting()) as opened:
+        assert isinstance(opened.fs, Counting)
+        opened.append("wide", rows(10, 10))
+        logs = sum(count for path, count in opened.fs.opened.items() if "/logs/" in path)
+        assert 0 < logs <= 10 * 6
+
+
+def test_what_a_writer_holds_is_bounded_however_many_partitions_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of 64 KiB for each of 10,000 partitions would be 640 MB."""
+    monkeypatch.setattr(staging, "_HELD_BYTES_MAX", 256 << 10)
+    monkeypatch.setattr(staging, "_BLOCKS_MAX", 4)
+    with LogStore(tmp_path / "store", create=True) as opened:
+        opened.create_topic("wide", partitions=50)
+        opened.append("wide", rows(40_000, 50))  # spills several times
+        topic = opened.topic("wide")
+        for number in (0, 7, 49):
+            found = [record.value for record in opened.reader(topic, number).records(0)]
+            assert found == [b"v%d" % row for row in range(number, 40_000, 50)]
+
+
+def test_tails_say_nothing_when_they_are_torn_or_foreign(tmp_path: Path) -> None:
+    fs, path = OsFileSystem(), str(tmp_path / "tails")
+    from logstore.partition.tail import Tail
+
+    tail = PartitionTail.of_now(7, 42, Tail(1, 2, -1, 4, 5, 6, 7), 3)
+    assert decode_tail(encode_tail(tail)) == tail
+    assert decode_tail(encode_tail(PartitionTail.of_now(7, 42, Tail()))) == PartitionTail.of_now(7, 42, Tail())
+    with TopicTails(fs, path) as tails:
+        assert tails.read_many([0, 9]) == [None, None]
+        tails.write(9, tail)
+        assert tails.read_many([0, 9, 10]) == [None, tail, None]
+        assert tails.not_of_this_boot([8, 9, 10]) == [8, 10]
+        tails.forget(9)
+        assert tails.read(9) is None
+    torn = bytearray(encode_tail(tail))
+    torn[20] ^= 1
+    assert decode_tail(bytes(torn)) is None
+    assert decode_tail(b"") is None
+
+
+def test_a_tail_file_of_an_older_release_is_removed_when_the_end_was_looked_for(store: LogStore) -> None:
+    topic = store.topic("wide")
+    store.append("wide", rows(1, 1))
+    old = Path(store.layout.topic_state(topic.id), "0.tail")
+    old.write_bytes(b"an older release believes this")
+    store.forget_tail(topic, 0)
+    store.append("wide", rows(1, 1))
+    assert not old.exists()
+    assert store.ends(topic).high_watermarks[0] == 2
+
+
+COMMANDS = (
+    ("topics", "list"),
+    ("topics", "describe", "wide"),
+    ("offsets", "wide"),
+    ("explain",),
+    ("verify",),
+    ("retain",),
+    ("compact", "--force"),
+    ("recover",),
+    ("backup", "COPY"),
+    ("topics", "delete", "wide", "--yes"),
+)
+
+
+@pytest.mark.timeout(300)
+def test_no_command_needs_more_than_256_open_files(store: LogStore, tmp_path: Path) -> None:
+    store.append("wide", rows(2 * PARTITIONS, PARTITIONS))
+    store.close()
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    for command in COMMANDS:
+        arguments = [str(tmp_path / "copy") if word == "COPY" else word for word in command]
+        done = subprocess.run(
+            [sys.executable, "-m", "duramen", "--store", store.path, *arguments],
+            cwd=ROOT,
+            preexec_fn=limited,
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert done.returncode == 0, (command, done.stdout[-500:], done.stderr[-2000:])
