@@ -262,6 +262,9 @@ def compact(
             if retention and not stopping():
                 retain_all(opened, topics, partitions, now, report, stopping)
             sweep_runs(opened)
+            # The daemon looks every few seconds, mostly for nothing; its retention job writes them in any case.
+            if not stopping() and (report.done or report.retained or not scheduled):
+                project(opened, report)
         report.seconds = time.monotonic() - began
         return report
 
@@ -404,6 +407,14 @@ def retain_all(
                 report.notes.append(f"retention of {topic.name}-{number} is left to another process: {error.what}")
             except DuramenError as error:
                 report.problems.append(f"retention of {topic.name}-{number}: {error}")
+
+
+def project(store: LogStore, report: Report) -> None:
+    """Kafka's checkpoint files, at the end of every run."""
+    try:
+        store.project_checkpoints()
+    except (DuramenError, OSError) as error:
+        report.problems.append(f"Kafka's checkpoint files could not be written: {error}")
 
 
 def _done_before(ledger: Ledger, airflow_run_id: str | None) -> set[tuple[str, int]]:

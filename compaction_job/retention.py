@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from compaction_job.job import Report, retain_all
+from compaction_job.job import Report, project, retain_all
 from logstore.errors import DuramenError
 from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.now_ms is None and (doubt := doubt_of(store.clock)):
                 report.notes.append(doubt)
             retain_all(store, options.topics, None, now_ms, report)
+            project(store, report)
     except (DuramenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

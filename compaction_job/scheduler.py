@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from compaction_job.job import Report, compact, retain_all
+from compaction_job.job import Report, compact, project, retain_all
 from compaction_job.metrics import Health, MetricsServer, StoreCollector
 from logstore.config import BrokerConfig
 from logstore.errors import DuramenError, InvalidConfig, LockHeld, NotAStore
@@ -317,7 +317,7 @@ class Scheduler:
         for note in report.notes:
             log.info("%s", note)
         if not self._stop.is_set():
-            self._store.project_checkpoints()
+            project(self._store, report)
         return report.problems
 
     def _flush(self) -> list[str]:

@@ -339,8 +339,6 @@ def compact(
                 stopping=stopping.is_set,
                 progress=progress,
             )
-        if not dry_run and not stopping.is_set():
-            store.project_checkpoints()
     session.answer(report.as_dict(), lambda: _receipts(report))
     if stopping.is_set():
         stop(INTERRUPTED)

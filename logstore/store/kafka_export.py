@@ -215,6 +215,7 @@ def _build(
         log_start_offset=start,
         first_base_offset=state.segments[0].base_offset if state.segments else 0,
         first_dirty_offset=min(state.first_dirty_offset, end),
+        compacted=config.compact,
     )
     return exported, facts
 

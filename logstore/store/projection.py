@@ -31,6 +31,8 @@ class PartitionFacts:
     #: base of the oldest segment; the log start is written only where it is above it
     first_base_offset: int = 0
     first_dirty_offset: int = 0
+    #: whether the cleaner has to do with it at all
+    compacted: bool = True
 
 
 def checkpoint_entries(facts: Iterable[PartitionFacts]) -> dict[str, dict[TopicPartition, int]]:
@@ -43,7 +45,7 @@ def checkpoint_entries(facts: Iterable[PartitionFacts]) -> dict[str, dict[TopicP
             each.partition: each.log_start_offset for each in listed if each.log_start_offset > each.first_base_offset
         },
         CLEANER_OFFSET_CHECKPOINT: {
-            each.partition: each.first_dirty_offset for each in listed if each.first_dirty_offset > 0
+            each.partition: each.first_dirty_offset for each in listed if each.compacted and each.first_dirty_offset > 0
         },
     }
 

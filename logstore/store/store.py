@@ -485,16 +485,27 @@ class LogStore:
         return found.f_bavail * found.f_frsize
 
     def project_checkpoints(self) -> None:
-        """Bring Kafka's four checkpoint files up to date with the state; for tools, nothing of ours reads them."""
+        """Bring Kafka's four checkpoint files up to date with the state; for tools, nothing of ours reads them.
+
+        Every run that changes a store ends with it. A partition whose state cannot be read is left out.
+        """
         with self.locks.checkpoint():
-            facts = [
-                self._partition_facts(topic, number) for topic in self.topics() for number in range(topic.partitions)
-            ]
+            facts: list[PartitionFacts] = []
+            for topic in self.topics():
+                with contextlib.suppress(CorruptState):
+                    facts += self._topic_facts(topic)
             write_checkpoints(self.fs, self.layout.logs, checkpoint_entries(facts))
 
-    def _partition_facts(self, topic: Topic, number: int) -> PartitionFacts:
-        ends, state = self.ends(topic), self.partition_state(topic, number)
+    def _topic_facts(self, topic: Topic) -> Iterator[PartitionFacts]:
+        ends, compacted = self.ends(topic), self.log_config(topic).compact
+        for number in range(topic.partitions):
+            with contextlib.suppress(CorruptState):
+                yield self._partition_facts(topic, number, ends, compacted)
+
+    def _partition_facts(self, topic: Topic, number: int, ends: TopicEnds, compacted: bool) -> PartitionFacts:
+        state = self.partition_state(topic, number)
         return PartitionFacts(
+            compacted=compacted,
             partition=topic.partition(number),
             high_watermark=ends.high_watermarks[number],
             recovery_point=ends.recovery_points[number],
@@ -781,5 +792,6 @@ def _make(fs: FileSystem, layout: Layout) -> None:
         os.path.join(layout.logs, META_PROPERTIES),
         MetaProperties(version=1, node_id=0, cluster_id=new_topic_id(), directory_id=new_topic_id()),
     )
+    write_checkpoints(fs, layout.logs, checkpoint_entries([]))
     write_version(fs, layout.version)
     fs.fsync_dir(layout.root)
