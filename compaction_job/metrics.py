@@ -27,6 +27,7 @@ from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDE
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.ledger import Ledger
+from logstore.partition.losses import lost_offsets
 from logstore.partition.state import PartitionState
 from logstore.store.compaction import (
     ABANDONED,
@@ -81,6 +82,8 @@ class PartitionFigures:
     #: age of the oldest record that no pass has met
     lag_s: float = 0.0
     next_horizon_ms: int | None = None
+    #: offsets whose records damage took, at most
+    lost_offsets: int = 0
 
 
 @dataclass(slots=True)
@@ -204,6 +207,7 @@ def partition_figures(
     state = store.partition_state(topic, number)
     facts = facts_of(store, topic, number, state, config, flushed=True)
     figures = PartitionFigures(topic.name, number, compacted=config.compact, next_horizon_ms=facts.next_horizon_ms)
+    figures.lost_offsets = lost_offsets(state.losses)
     total_bytes = sum(segment.size_bytes for segment in facts.segments)
     _count(figures, state, counted, facts.log_end_offset)
     if not config.compact:
@@ -342,8 +346,10 @@ def _partition_metrics(partitions: list[PartitionFigures]) -> Iterator[Metric]:
     horizon = GaugeMetricFamily(
         "duramen_next_delete_horizon_timestamp_seconds", "When the first tombstone or marker may go.", labels=_PARTITION
     )
+    lost = GaugeMetricFamily("duramen_lost_offsets", "Offsets whose records damage took, at most.", labels=_PARTITION)
     for each in partitions:
         where = (each.topic, str(each.partition))
+        lost.add_metric(where, each.lost_offsets)
         sizes.add_metric((*where, "clean"), each.clean_bytes)
         sizes.add_metric((*where, "dirty"), each.dirty_bytes)
         sizes.add_metric((*where, "uncleanable"), each.uncleanable_bytes)
@@ -356,7 +362,7 @@ def _partition_metrics(partitions: list[PartitionFigures]) -> Iterator[Metric]:
         tombstones.add_metric(where, each.tombstones)
         if each.next_horizon_ms is not None:
             horizon.add_metric(where, each.next_horizon_ms / 1000)
-    yield from (sizes, ratio, lag, records, keys, tombstones, horizon)
+    yield from (sizes, ratio, lag, records, keys, tombstones, horizon, lost)
 
 
 def _gauge(name: str, doc: str, value: float) -> Metric:

@@ -61,7 +61,7 @@ class Session:
         if yes:
             return
         if not sys.stdin.isatty():
-            raise bad_usage(f"{question} Nobody is here to ask: say --yes, or look first with --dry-run")
+            raise bad_usage(f"{question} Not a terminal; pass --yes to confirm, or look first with --dry-run")
         typer.confirm(question, abort=True, err=True)
 
     @contextlib.contextmanager

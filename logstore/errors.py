@@ -319,6 +319,10 @@ class BackupRefused(DuramenError):
     """A target directory that cannot become a copy of the store."""
 
 
+class RecoveryChanged(DuramenError):
+    """Recovery would cost more than what was agreed to; nothing was changed."""
+
+
 class SegmentsChanged(DuramenError):
     """Segments that were to be replaced are not what they were; the output was dropped."""
 

@@ -16,6 +16,7 @@ import typer
 
 from duramen.commands.consume import Encoding
 from duramen.commands.offsets import Topics, chosen_topics
+from duramen.losses import loss_documents, losses_of, print_losses
 from duramen.session import (
     DAMAGE,
     FAILED,
@@ -83,7 +84,8 @@ def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
             for number in range(topic.partitions):
                 try:
                     plan = plan_partition(store, topic, number, now_ms=now, failures=failures, flushed=True)
-                    documents.append(_explained(plan))
+                    losses = store.partition_state(topic, number).losses
+                    documents.append(_explained(plan) | {"losses": loss_documents(losses)})
                 except DuramenError as error:
                     damaged = True
                     documents.append({"topic": topic.name, "partition": number, "error": str(error)})
@@ -110,6 +112,8 @@ def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
                 for each in documents
             ],
         )
+        for each in documents:
+            print_losses(f"{each['topic']}-{each['partition']}", losses_of(each.get("losses", ())))
 
     session.answer({"now_ms": now, "partitions": documents}, text)
     if damaged:

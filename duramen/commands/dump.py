@@ -27,7 +27,7 @@ def dump(
         list[str] | None,
         typer.Argument(
             metavar="FILE...",
-            help=".log, .index, .timeindex, .txnindex or .snapshot files, or folders.",
+            help=".log, .index, .timeindex, .txnindex or .snapshot files, regions of a quarantine, or folders.",
             show_default=False,
         ),
     ] = None,
@@ -94,12 +94,14 @@ def dump(
 
 def _expanded(given: list[str]) -> list[str]:
     """Files as given; of a folder, those that belong to a log."""
+    from logstore.partition.quarantine import parse_region_name
     from logstore.segment.names import parse_file_name
 
     paths: list[str] = []
     for path in given:
         if os.path.isdir(path):
-            paths += [os.path.join(path, name) for name in sorted(os.listdir(path)) if parse_file_name(name)]
+            names = sorted(os.listdir(path))
+            paths += [os.path.join(path, name) for name in names if parse_file_name(name) or parse_region_name(name)]
         elif path:
             paths.append(path)
     return paths
@@ -159,12 +161,16 @@ class _Dumper:
 
     def lines(self, path: str) -> Iterator[Line]:
         from logstore.errors import DuramenError
+        from logstore.partition.quarantine import parse_region_name
         from logstore.segment.names import FileKind, parse_file_name
 
         numbered = parse_file_name(os.path.basename(path))
         yield {"kind": "file", "file": path}
         if numbered is None:
-            yield _finding("not named like a file of a log", path)
+            if parse_region_name(os.path.basename(path)):
+                yield from self._region(path)
+            else:
+                yield _finding("not named like a file of a log", path)
             return
         base = numbered.base_offset
         readers: dict[FileKind, Callable[[str, int], Iterator[Line]]] = {
@@ -214,6 +220,36 @@ class _Dumper:
                 position, next_offset = header.end_position, header.next_offset
             if position < end and self.max_bytes is None:
                 raise CorruptBatch(f"{end - position} bytes after the last whole batch", file=path, position=position)
+        finally:
+            file.close()
+
+    def _region(self, path: str) -> Iterator[Line]:
+        """Bytes that recovery took out of a log: the intact batches among them, and what is between."""
+        from logstore.files import OS_FILES
+        from logstore.limits import INT64_MAX
+        from logstore.partition.quarantine import parse_region_name
+        from logstore.segment.resync import Effort, intact_at, next_intact
+
+        parsed = parse_region_name(os.path.basename(path))
+        assert parsed is not None
+        yield {"kind": "region", "file": path, "origin": parsed[0], "position": parsed[1]}
+        file = OS_FILES.open(path)
+        try:
+            position, size = 0, file.size()
+            effort = Effort.for_file(size)
+            while position < size:
+                header = intact_at(file, position, size) or next_intact(
+                    file, position, size, low=0, high=INT64_MAX, effort=effort
+                )
+                end = size if header is None else header.position
+                if end > position:
+                    yield _finding(f"no intact batch in {end - position} bytes", path, position)
+                if header is None:
+                    return
+                yield _batch(header, True)
+                if self.deep and header.size_bytes <= self.max_batch_bytes:
+                    yield from self._records(header, file.pread(header.size_bytes, header.position), path)
+                position = header.end_position
         finally:
             file.close()
 
@@ -423,6 +459,8 @@ def _text(line: Line, dumper: _Dumper) -> str:
         return f"Dumping {line['file']}"
     if kind == "log":
         return f"Log starting offset: {line['starting_offset']}"
+    if kind == "region":
+        return f"Region of {line['origin']} from position {line['position']} on"
     if kind == "passed":
         return f"{line['file']} passed sanity check."
     if kind == "finding":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.commands.offsets import Topics, chosen_topics
+from duramen.losses import loss_documents, loss_text, print_losses
 from duramen.session import DAMAGE, bad_usage, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
                 {"what": each.what, "file": each.file, "position": each.position, "offset": each.offset}
                 for each in result.findings
             ],
+            "losses": loss_documents(result.losses),
         }
         for result in results
     ]
@@ -150,7 +152,7 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
                     if value is not None
                 ]
                 print(f"{result.partition}: {each.what}" + (f" ({', '.join(places)})" if places else ""))
-
+            print_losses(str(result.partition), result.losses)
         for stray in strays:
             print(f"{stray.what} (file {stray.file})")
 
@@ -161,61 +163,122 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
 # --- recover -------------------------------------------------------------------------------------------------------
 
 
-def recover(topics: Topics = None, partition: Partition = None, dry_run: DryRun = False) -> None:
-    """Repair partitions: cut at damage, set aside what is cut, rebuild the rest; exit 3 when there was damage."""
+def recover(
+    topics: Topics = None,
+    partition: Partition = None,
+    readmit: Annotated[
+        bool, typer.Option("--readmit", help="Put intact batches from quarantine back where they are missing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before records are given up.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Repair partitions: take out damaged batches, keep all others, rebuild the rest; exit 3 when there was damage."""
     from logstore.store.strays import find_strays
 
     with session.open() as store:
+        strays = find_strays(store, topics)
         partitions = _partitions(store, topics, partition)
-        if dry_run:
-            results = _verify_all(store, partitions)
-            _answer_verify(results, find_strays(store, topics), {"recovered": False})
-            if not all(result.sound for result in results):
-                stop(DAMAGE)
-            return
-        from logstore.store.maintenance import recover as recover_topic
-
-        reports: list[Recovery] = []
-        with session.progress("recovering", len(partitions)) as step:
-            for topic in {topic.id: topic for topic, _ in partitions}.values():
-                numbers = [number for other, number in partitions if other.id == topic.id]
-                reports += recover_topic(store, topic, numbers, done=lambda _: step(1))
-        store.project_checkpoints()
-    documents = [_recovery(report) for report in reports]
+        reports = _recover_all(store, partitions, readmit=readmit, dry_run=True)
+        if not dry_run:
+            lost = [(report.partition, loss) for report in reports for loss in report.losses]
+            if lost:
+                if not session.json:
+                    _recovery_text(reports, dry_run=True)
+                session.confirm(_question([(str(where), loss_text(loss)) for where, loss in lost]), yes=yes)
+            reports = _recover_all(store, partitions, readmit=readmit, dry_run=False, agreed=reports)
+            store.project_checkpoints()
+    damaged = any(report.found_damage for report in reports)
 
     def text() -> None:
-        print_table(
-            ["partition", "log end", "segments scanned", "scanned", "cut off", "result"],
-            [
-                [
-                    report.partition,
-                    report.log_end_offset,
-                    report.segments_scanned,
-                    size_text(report.bytes_scanned),
-                    size_text(report.dropped_bytes),
-                    "DAMAGED" if report.found_damage else "sound",
-                ]
-                for report in reports
-            ],
-        )
-        for report in reports:
-            for cut in report.cuts:
-                print(
-                    f"{report.partition}: {cut['dropped_bytes']} bytes cut off, {cut['reason']} "
-                    f"(file {cut['file']}, position {cut['position']})"
-                )
-            for path in report.quarantined:
-                print(f"{report.partition}: set aside in {path}")
-            if report.lost_from is not None:
-                lost = f"{report.lost_from} to {report.lost_to}"
-                print(f"{report.partition}: offsets {lost} are lost; the log goes on behind them")
-            for note in [*report.rebuilt, *report.notes]:
-                print(f"{report.partition}: {note}")
+        _recovery_text(reports, dry_run=dry_run)
+        for stray in strays:
+            print(f"{stray.what} (file {stray.file})")
 
-    damaged = any(report.found_damage for report in reports)
-    session.answer({"recovered": True, "sound": not damaged, "partitions": documents}, text)
+    document = {
+        "recovered": not dry_run,
+        "sound": not damaged,
+        "partitions": [_recovery(report) for report in reports],
+        "strays": list(map(_stray, strays)),
+    }
+    session.answer(document, text)
     if damaged:
         stop(DAMAGE)
+
+
+def _recover_all(
+    store: LogStore,
+    partitions: list[tuple[Topic, int]],
+    *,
+    readmit: bool,
+    dry_run: bool,
+    agreed: list[Recovery] | None = None,
+) -> list[Recovery]:
+    from logstore.store.maintenance import recover as recover_topic
+
+    allowed = None if agreed is None else {report.partition: report.losses for report in agreed}
+    reports: list[Recovery] = []
+    with session.progress("looking" if dry_run else "recovering", len(partitions)) as step:
+        for topic in {topic.id: topic for topic, _ in partitions}.values():
+            numbers = [number for other, number in partitions if other.id == topic.id]
+            reports += recover_topic(
+                store, topic, numbers, done=lambda _: step(1), dry_run=dry_run, readmit=readmit, allowed=allowed
+            )
+    return reports
+
+
+def _question(lost: list[tuple[str, str]]) -> str:
+    named = "; ".join(f"{where}: {what}" for where, what in lost[:5])
+    more = f" and {len(lost) - 5} more ranges" if len(lost) > 5 else ""
+    return f"Go on without the records of {named}{more}? Their bytes are kept in quarantine."
+
+
+def _recovery_text(reports: list[Recovery], *, dry_run: bool) -> None:
+    print_table(
+        ["partition", "log end", "segments scanned", "scanned", "taken out", "lost offsets", "result"],
+        [
+            [
+                report.partition,
+                report.log_end_offset,
+                report.segments_scanned,
+                size_text(report.bytes_scanned),
+                size_text(report.dropped_bytes),
+                sum(loss.end_offset - loss.base_offset for loss in report.losses),
+                "DAMAGED" if report.found_damage else "sound",
+            ]
+            for report in reports
+        ],
+        title="Would recover" if dry_run else None,
+    )
+    would = "would be " if dry_run else ""
+    for report in reports:
+        for cut in report.cuts:
+            lost = ""
+            if cut["lost_from"] is not None:
+                most = "at most " if cut["at_most"] else ""
+                lost = f"; {most}offsets {cut['lost_from']} to {int(str(cut['lost_to'])) - 1} {would}lost"
+            print(
+                f"{report.partition}: {cut['reason']} (file {cut['file']}, position {cut['position']}, "
+                f"{cut['dropped_bytes']} bytes){lost}"
+            )
+        for path in report.quarantined:
+            print(f"{report.partition}: set aside in {path}")
+        for source, first, end in joined_ranges(report.readmitted):
+            print(f"{report.partition}: offsets {first} to {end - 1} {would}put back from {source}")
+        for first, end, why in report.held_back:
+            print(f"{report.partition}: offsets {first} to {end - 1} stay in quarantine: {why}")
+        for note in [*report.rebuilt, *report.notes]:
+            print(f"{report.partition}: {note}")
+
+
+def joined_ranges(found: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Neighbouring ranges of one source as one."""
+    out: list[tuple[str, int, int]] = []
+    for source, first, end in sorted(found):
+        if out and (out[-1][0], out[-1][2]) == (source, first):
+            out[-1] = (source, out[-1][1], end)
+        else:
+            out.append((source, first, end))
+    return out
 
 
 def _recovery(report: Recovery) -> dict[str, Any]:
@@ -231,8 +294,12 @@ def _recovery(report: Recovery) -> dict[str, Any]:
         "quarantined": report.quarantined,
         "rebuilt": report.rebuilt,
         "notes": report.notes,
-        "lost_from": report.lost_from,
-        "lost_to": report.lost_to,
+        "losses": loss_documents(report.losses),
+        "readmitted": [
+            {"source": source, "base_offset": first, "end_offset": end}
+            for source, first, end in joined_ranges(report.readmitted)
+        ],
+        "held_back": [{"base_offset": first, "end_offset": end, "reason": why} for first, end, why in report.held_back],
     }
 
 

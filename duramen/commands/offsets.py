@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duramen.losses import loss_documents, losses_of, print_losses
 from duramen.session import bad_usage, print_pairs, print_table, session, size_text, time_text
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def describe(topics: Topics = None) -> None:
                     for each in document["partitions"]
                 ],
             )
+            for each in document["partitions"]:
+                print_losses(f"{document['name']}-{each['partition']}", losses_of(each["losses"]))
             print()
             print_table(
                 ["setting", "value", "source"],
@@ -193,6 +196,7 @@ def _describe(store: LogStore, topic: Topic, ledger: Ledger | None) -> dict[str,
             "segments": len(state.segments),
             "size_bytes": store.log_bytes(topic, number),
             "largest_timestamp_ms": store.largest_timestamp_ms(topic, number),
+            "losses": loss_documents(state.losses),
         }
         partitions.append(partition | _counted(counts.get(number, ()), state))
     return {

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from duramen.commands.maintain import DryRun
+from duramen.losses import loss_documents, losses_of, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 OnlyTopics = Annotated[
@@ -219,6 +220,7 @@ def export(
                     "segments": each.segments,
                     "linked_bytes": each.linked_bytes,
                     "copied_bytes": each.copied_bytes,
+                    "losses": loss_documents(each.losses),
                 }
                 for each in done.partitions
             ]
@@ -241,6 +243,9 @@ def export(
             ],
             title=f"{'Would export' if dry_run else 'Exported'} to {target}",
         )
+        for each in partitions:
+            # A broker has no place for them: to its consumers the offsets look compacted.
+            print_losses(f"{each['topic']}-{each['partition']}", losses_of(each.get("losses", ())))
         print("the broker will trust it as it is" if clean else "the broker will check everything when it starts")
 
     session.answer(document, text)

@@ -32,6 +32,7 @@ from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.flusher import Flusher
+from logstore.partition.losses import clipped
 from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin
 from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.reading import Fetched, Isolation, LogView, fetch, offset_for_timestamp, read_chunks
@@ -203,8 +204,11 @@ class PartitionLog:
         background_flush: bool = True,
         producer_expiration_ms: int = DEFAULT_EXPIRATION_MS,
         randomness: random.Random | None = None,
+        keep_offset: int = 0,
     ) -> PartitionLog:
         """Open, or create, the log in `directory`; `.recovery` says what was found and repaired.
+
+        Raises DamagedLog, with nothing given up, when damage below `keep_offset` would cost records.
 
         `clean` says that the last writer closed the log; otherwise everything from `recovery_point` on is checked.
         Without `manual_high_watermark` the high watermark follows the log end, as on a broker that is its only
@@ -235,6 +239,7 @@ class PartitionLog:
             log_start_offset=max(log_start_offset, state.log_start_offset),
             producer_expiration_ms=producer_expiration_ms,
             listed=state.segments if state.swap is None else (),
+            keep_offset=keep_offset,
         )
         loader.report.notes += notes
         return cls(
@@ -1018,6 +1023,7 @@ class PartitionLog:
             transactions=self._state.transactions or bool(self._producers.producers),
             recovery_point_max=None if believable else self._recovery_point,
             closed=closed,
+            losses=clipped(self._state.losses, self._log_start, self._log_end),
         )
         write_state(self._fs, self._state_path, self._state)
         self._unsaved = False

@@ -8,14 +8,11 @@ Everything done is in the report.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
-from crc32c import crc32c
 
 from logstore.clock import Clock
 from logstore.config import LogConfig
@@ -24,10 +21,9 @@ from logstore.errors import (
     CorruptBatch,
     CorruptCheckpoint,
     CorruptIndex,
-    DecompressionLimit,
+    DamagedLog,
     DuramenError,
     OffsetOverflow,
-    UnsupportedFormat,
 )
 from logstore.files import FileSystem, make_directory
 from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, Limits
@@ -35,23 +31,19 @@ from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
 from logstore.partition.producers import producer_entries, producer_entry
+from logstore.partition.quarantine import copy_range, new_folder, write_reason
+from logstore.partition.soundness import MALFORMED, in_order, well_formed
 from logstore.partition.state import SegmentEntry
 from logstore.partition.swap import replace_segments
-from logstore.records.header import read_header
-from logstore.records.legacy import decode_legacy
 from logstore.records.table import (
-    ATTRIBUTES,
     BASE_OFFSET,
-    CODEC_MASK,
-    CONTROL_BIT,
     LAST_OFFSET,
     LEADER_EPOCH,
-    MAGIC,
     POSITION,
     SIZE,
     BatchTable,
 )
-from logstore.segment.batches import Chunk, begin_after, begin_offsets, ordered_batches
+from logstore.segment.batches import Chunk
 from logstore.segment.names import (
     LEADER_EPOCH_CHECKPOINT,
     SEGMENT_KINDS,
@@ -62,14 +54,11 @@ from logstore.segment.names import (
     file_name,
     parse_file_name,
 )
+from logstore.segment.resync import intact_at
 from logstore.segment.segment import LogSegment
 from logstore.topic import TopicPartition
 
-QUARANTINE = "quarantine"
 _BLOCK_BYTES = 1 << 20
-_CRC_FROM = 21  # of a v2 batch: everything behind the checksum itself
-#: what opening a batch with a sound checksum may still show
-_MALFORMED = (CorruptBatch, DecompressionLimit, UnsupportedFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +122,11 @@ class Loader:
         log_start_offset: int,
         producer_expiration_ms: int,
         listed: Sequence[SegmentEntry] = (),
+        keep_offset: int = 0,
     ) -> None:
-        """`listed` are the segments the state file knows; none where it cannot be relied on."""
+        """`listed` are the segments the state file knows; none where it cannot be relied on. Records below
+        `keep_offset` are never given up here: damage among them is an error, and `recover` asks before it costs any.
+        """
         self._fs = fs
         self._directory = directory
         self._partition = partition
@@ -146,6 +138,7 @@ class Loader:
         self._recovery_point = max(recovery_point, log_start_offset)
         self._log_start = log_start_offset
         self._listed = {entry.base_offset: entry.size_bytes for entry in listed}
+        self._keep_offset = keep_offset
         self._expiration_ms = producer_expiration_ms
         self._segments: list[LogSegment] = []
         self._folder: str | None = None
@@ -284,6 +277,7 @@ class Loader:
         indexed = {base for base in logs if {(base, FileKind.INDEX), (base, FileKind.TIME_INDEX)} <= plain}
         self._close_segments()
         bases = sorted(logs)
+        self._keep_listed(logs)
         if not self._clean:
             # What lies wholly below the log start may never have been synced; nobody reads it, so it is not checked but
             # removed, as the next retention pass would.
@@ -310,6 +304,15 @@ class Loader:
             except CorruptIndex as error:
                 self._rebuild_indexes(segment, str(error))
 
+    def _keep_listed(self, there: set[int]) -> None:
+        """A segment that the list has and the directory lacks is lost: its gap must not be taken for compaction."""
+        listed = sorted(self._listed)
+        for at, base in enumerate(listed):
+            end = listed[at + 1] if at + 1 < len(listed) else INT64_MAX
+            if base not in there and end > self._log_start:
+                path = os.path.join(self._directory, file_name(base, FileKind.LOG))
+                self._keep(path, 0, base, "a segment of the list is missing")
+
     def _close_segments(self) -> None:
         for segment in self._segments:
             segment.close(clean=False)
@@ -326,7 +329,7 @@ class Loader:
                 segment.index_batches(chunk)
                 self._apply_producers(producers, segment, chunk)
                 producers.update_map_end_offset(int(chunk.table[-1, LAST_OFFSET]) + 1)
-        except (BufferLimit, *_MALFORMED) as error:
+        except (BufferLimit, *MALFORMED) as error:
             self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
         segment.seal()
         segment.flush()  # no recovery point will have this done
@@ -391,7 +394,7 @@ class Loader:
         try:
             for chunk in segment.chunks():
                 sound, reason = _in_order(segment, chunk, last_offset, upper)
-                sound, reason = self._well_formed(chunk, last_offset, sound, reason)
+                sound, reason = well_formed(chunk, last_offset, sound, reason, self._limits)
                 good = Chunk(chunk.data, chunk.table[:sound], chunk.position, chunk.file)
                 if sound:
                     try:
@@ -412,48 +415,20 @@ class Loader:
         except CorruptBatch as error:
             reason = error.what
         except BufferLimit as error:
-            if error.position is not None and _is_sound(segment, error.position):
+            if error.position is not None and intact_at(segment.log, error.position, segment.log.size()) is not None:
                 raise  # nothing is wrong with the log: the limit is too low for it
             reason = error.what
         self.report.bytes_scanned += valid
         cut = valid < segment.log.size() and not self._trim_preallocated(segment, valid, last_offset + 1, upper)
         missing = "" if cut else self._missing_behind(at, valid, last_offset + 1)
         if cut or missing:
-            self._end_log(at, valid, missing or reason or "the file ends inside a batch")
+            reason = missing or reason or "the file ends inside a batch"
+            self._keep(segment.path(FileKind.LOG), valid, last_offset + 1, reason)
+            self._end_log(at, valid, reason)
         producers.update_map_end_offset(last_offset + 1)
         segment.seal()
         producers.take_snapshot()
         return bool(cut or missing)
-
-    def _well_formed(self, chunk: Chunk, last_offset: int, sound: int, reason: str) -> tuple[int, str]:
-        """The same with legacy sets and control batches opened: where the messages of a set begin is known only inside
-        it, and what no producer state can be made of is damage, too.
-        """
-        sound, reason = self._legacy_in_order(chunk, last_offset, sound, reason)
-        table = chunk.table[:sound]
-        for row in np.nonzero((table[:, MAGIC] == 2) & (table[:, ATTRIBUTES] & CONTROL_BIT != 0))[0].tolist():
-            try:
-                for _ in producer_entries(chunk.data, table[row : row + 1], self._limits):
-                    pass
-            except _MALFORMED as error:
-                return row, error.what
-        return sound, reason
-
-    def _legacy_in_order(self, chunk: Chunk, last_offset: int, sound: int, reason: str) -> tuple[int, str]:
-        table = chunk.table[:sound]
-        sets = (table[:, MAGIC] < 2) & (table[:, ATTRIBUTES] & CODEC_MASK != 0)
-        for row in np.nonzero(sets)[0].tolist():
-            position = int(table[row, POSITION])
-            try:
-                first = decode_legacy(
-                    chunk.data[position : position + int(table[row, SIZE])].data, limits=self._limits
-                ).first_offset
-            except CorruptBatch as error:
-                return row, error.what
-            previous = int(table[row - 1, LAST_OFFSET]) if row else last_offset
-            if first <= previous:
-                return row, f"messages from offset {first} on do not follow offset {previous}"
-        return sound, reason
 
     def _missing_behind(self, at: int, size_bytes: int, next_offset: int) -> str:
         """Why the segment behind this one does not continue it; '' when it does, or there is none.
@@ -482,11 +457,23 @@ class Loader:
         end = _data_end(segment, size_bytes)
         if end > size_bytes:
             target = os.path.join(self._quarantine_folder(), f"{os.path.basename(path)}.from-{size_bytes}")
-            _copy_range(self._fs, segment, size_bytes, end, target)
+            copy_range(self._fs, segment.log, size_bytes, end, target)
             self.report.quarantined.append(target)
         self._quarantine(at + 1)
         segment.cut_bytes(size_bytes)
         segment.log.fsync()
+
+    def _keep(self, path: str, position: int, end_offset: int, reason: str) -> None:
+        """Raises DamagedLog when ending the log at `end_offset` would cost records that must stay."""
+        if max(end_offset, self._log_start) < self._keep_offset:
+            raise DamagedLog(
+                f"{reason}; records up to {self._keep_offset} are committed",
+                partition=self._partition,
+                file=path,
+                position=position,
+                offset=end_offset,
+                hint="`duramen recover --dry-run` names what is lost; `duramen recover` goes on without it",
+            )
 
     def _trim_preallocated(self, segment: LogSegment, size_bytes: int, next_offset: int, upper: int | None) -> bool:
         """Cut a tail of zeros that was never written to; False when it may stand where records were.
@@ -512,14 +499,8 @@ class Loader:
                 latest = epoch
 
     def _quarantine_folder(self) -> str:
-        """A folder for this recovery's leavings; numbered, so that a later one never overwrites an earlier."""
         if self._folder is None:
-            root = os.path.join(self._directory, QUARANTINE)
-            self._fs.mkdir(root)
-            taken = [int(name) for name in self._fs.listdir(root) if name.isdigit()]
-            self._folder = os.path.join(root, f"{max(taken, default=0) + 1:06d}")
-            self._fs.mkdir(self._folder)
-            self._fs.fsync_dir(root)
+            self._folder = new_folder(self._fs, self._directory)
         return self._folder
 
     def _quarantine(self, from_segment: int) -> None:
@@ -556,12 +537,7 @@ class Loader:
             for cut in self.report.cuts
         ]
         text = {"partition": str(self._partition), "time_ms": self._clock.now_ms(), "cuts": cuts}
-        file = self._fs.open(os.path.join(folder, "reason.json"), create=True)
-        try:
-            file.pwrite(json.dumps(text, indent=2).encode() + b"\n", 0)
-            file.fsync()
-        finally:
-            file.close()
+        write_reason(self._fs, folder, text)
 
     # --- producer state ---------------------------------------------------------------------------------------------
 
@@ -579,7 +555,7 @@ class Loader:
                 producers.take_snapshot()
             try:
                 self._replay(producers, segment, start, end_offset)
-            except _MALFORMED as error:  # below the recovery point, which is a reader's to find
+            except MALFORMED as error:  # below the recovery point, which is a reader's to find
                 self.report.notes.append(f"producer state is incomplete: {error}")
         producers.update_map_end_offset(end_offset)
 
@@ -669,21 +645,8 @@ class Loader:
 
 
 def _in_order(segment: LogSegment, chunk: Chunk, last_offset: int, upper: int | None) -> tuple[int, str]:
-    """How many leading batches continue the log, and what is wrong with the next one ('' when nothing is)."""
-    table = chunk.table
-    end = chunk.position + int(table[-1, POSITION] + table[-1, SIZE])
-    sound = ordered_batches(
-        table,
-        after=last_offset,
-        expected=last_offset + 1,
-        low=segment.base_offset,
-        high=INT64_MAX if upper is None else upper,
-        following=partial(begin_after, segment.log, end, segment.log.size()),
-    )
-    if sound == len(table):
-        return sound, ""
-    begin, last = int(begin_offsets(table)[sound]), int(table[sound, LAST_OFFSET])
-    return sound, f"offsets {begin} to {last} contradict the segment or the batches around them"
+    high = INT64_MAX if upper is None else upper
+    return in_order(segment.log, chunk, after=last_offset, low=segment.base_offset, high=high)
 
 
 def _is_whole(segment: LogSegment, upper: int | None) -> bool:
@@ -699,21 +662,6 @@ def _is_whole(segment: LogSegment, upper: int | None) -> bool:
     return True
 
 
-def _is_sound(segment: LogSegment, position: int) -> bool:
-    """Whether a v2 batch too large for the read buffer has its checksum, taken block by block."""
-    header = read_header(segment.log, position, segment.log.size())
-    if header is None or header.magic < 2:
-        return False
-    at, crc = position + _CRC_FROM, 0
-    while at < header.end_position:
-        block = segment.log.pread(min(_BLOCK_BYTES, header.end_position - at), at)
-        if not block:
-            return False
-        crc = crc32c(block, crc)
-        at += len(block)
-    return crc == header.crc
-
-
 def _data_end(segment: LogSegment, position: int) -> int:
     """Where the zeros at the end of the file begin, `position` at the least: they are not worth keeping."""
     end = segment.log.size()
@@ -724,18 +672,3 @@ def _data_end(segment: LogSegment, position: int) -> int:
             return end - size + len(data)
         end -= size
     return position
-
-
-def _copy_range(fs: FileSystem, segment: LogSegment, position: int, end: int, target: str) -> None:
-    file = fs.open(target, create=True)
-    try:
-        written = 0
-        while position + written < end:
-            block = segment.log.pread(min(_BLOCK_BYTES, end - position - written), position + written)
-            if not block:
-                break
-            file.pwrite(block, written)
-            written += len(block)
-        file.fsync()
-    finally:
-        file.close()

@@ -51,6 +51,8 @@ class Loss:
     end_offset: int
     reason: str
     since_ms: int
+    #: some of them may have been gone before, by compaction
+    at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +134,13 @@ def encode_state(state: PartitionState) -> bytes:
         "transactions": state.transactions,
         "thinned_offset": state.thinned_offset,
         "thinned_base_offset": state.thinned_base_offset,
-        "losses": [[loss.base_offset, loss.end_offset, loss.reason, loss.since_ms] for loss in state.losses],
         "oldest_value_ms": state.oldest_value_ms,
         "wanted_codec_id": state.wanted_codec_id,
         "oldest_other_codec_ms": state.oldest_other_codec_ms,
         "clean_part_plain": state.clean_part_plain,
+        "losses": [
+            [loss.base_offset, loss.end_offset, loss.reason, loss.since_ms, loss.at_most] for loss in state.losses
+        ],
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
@@ -202,10 +206,10 @@ def _from_json(body: object) -> PartitionState:
     )
 
 
-def _loss(base: object, end: object, reason: object, since_ms: object) -> Loss:
+def _loss(base: object, end: object, reason: object, since_ms: object, at_most: object = False) -> Loss:
     if not isinstance(reason, str) or _natural(base) >= _natural(end):
         raise ValueError(f"loss {base!r} to {end!r}")
-    return Loss(_natural(base), _natural(end), reason, _natural(since_ms))
+    return Loss(_natural(base), _natural(end), reason, _natural(since_ms), at_most is True)
 
 
 def _horizon(value: object) -> int | None:

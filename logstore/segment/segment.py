@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logstore.errors import CorruptBatch, CorruptIndex, OffsetOverflow
-from logstore.files import File, FileSystem
+from logstore.files import File, FileSystem, make_own
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, Limits
 from logstore.records import slots
 from logstore.records.codes import OK, ROLL_OFFSET_OVERFLOW
@@ -92,6 +92,7 @@ class LogSegment:
             self.offset_index.preallocate()
             self.time_index.preallocate()
         self.bytes_since_index_entry = 0
+        self._owned = not existed  # whether nobody else has the `.log` under another name
         self._largest: TimestampOffset | None = None
         self._largest_confirmed = False
         self._first_timestamp_ms: int | None = None
@@ -202,6 +203,14 @@ class LogSegment:
 
     # --- appending --------------------------------------------------------------------------------------------------
 
+    def _own_log(self) -> None:
+        """Before the `.log` is changed in place: backups and exports share it by hard links, and get to keep it."""
+        path = self.path(FileKind.LOG)
+        if make_own(self._fs, path):
+            # The old one is not closed: a reader of this process may be at work in it.
+            self.log = self._fs.open(path, writable=True)
+        self._owned = True
+
     def place(
         self,
         data: npt.NDArray[np.uint8],
@@ -255,6 +264,8 @@ class LogSegment:
         placed = kernels().place(address_of(data), address_of(table), first, last, int(assign), address_of(block))
         if placed:
             if write:
+                if not self._owned:
+                    self._own_log()
                 begin = int(table[first, POSITION])
                 end = int(table[first + placed - 1, POSITION] + table[first + placed - 1, SIZE])
                 self.log.pwrite(data[begin:end].data, start)
@@ -299,6 +310,7 @@ class LogSegment:
     def trim_log(self) -> None:
         """Cut what a failed write left behind the logical end."""
         if self.log.size() != self.size_bytes:
+            self._own_log()
             self.log.truncate(self.size_bytes)
 
     def activate(self, *, preallocate_bytes: int = 0) -> None:
@@ -306,6 +318,7 @@ class LogSegment:
         self.offset_index.preallocate()
         self.time_index.preallocate()
         if preallocate_bytes and not self.size_bytes:
+            self._own_log()
             self.log.truncate(preallocate_bytes)
 
     def flush(self) -> None:
@@ -425,7 +438,9 @@ class LogSegment:
         self.time_index.truncate_to(offset)
         self.txn_index.truncate_to(offset)
         dropped = 0
+        self._owned = False  # it may have been sealed, and linked, since it was written to
         if header is not None:
+            self._own_log()
             dropped = self.size_bytes - header.position
             self.log.truncate(header.position)
             self.size_bytes = header.position
@@ -467,7 +482,9 @@ class LogSegment:
     def cut_bytes(self, size_bytes: int) -> int:
         """Keep the first `size_bytes` of the log file; returns how many went. Indexes are the caller's."""
         dropped = self.log.size() - size_bytes
-        self.log.truncate(size_bytes)
+        if dropped:
+            self._own_log()
+            self.log.truncate(size_bytes)
         self.size_bytes = size_bytes
         if size_bytes == 0:
             self._first_timestamp_ms = None

@@ -440,7 +440,12 @@ class Committer:
         self.store.place_partition(topic, topic.partition(number), wait_ms=0)
         with self.store.locks.partition(topic.id, number, what=f"check {topic.name}-{number}"):
             log = self.store.open_log(
-                topic, number, clean=False, recovery_point=ends.recovery_points[number], high_watermark=None
+                topic,
+                number,
+                clean=False,
+                recovery_point=ends.recovery_points[number],
+                # what lies above is in staging still
+                keep_offset=ends.recovery_points[number],
             )
             try:
                 recovery_point = ends.recovery_points[number]

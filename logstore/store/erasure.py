@@ -20,7 +20,7 @@ from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.files import File, read_whole
 from logstore.ledger import Ledger, RunRow
-from logstore.partition.recovery import QUARANTINE
+from logstore.partition.quarantine import QUARANTINE
 from logstore.partition.state import PartitionState
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder

@@ -25,7 +25,7 @@ from logstore.partition.checkpoint import (
     write_meta_properties,
     write_partition_metadata,
 )
-from logstore.partition.state import PartitionState, SegmentEntry
+from logstore.partition.state import Loss, PartitionState, SegmentEntry
 from logstore.segment.names import (
     CLEAN_SHUTDOWN,
     LEADER_EPOCH_CHECKPOINT,
@@ -60,6 +60,8 @@ class ExportedPartition:
     segments: int
     linked_bytes: int
     copied_bytes: int
+    #: gaps that damage left; a broker cannot be told of them
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ def _build(
     config = store.log_config(topic)
     start, end, segments = _finish(store, partition, config, directory, state, high_watermark)
     store.fs.fsync_dir(directory)
-    exported = ExportedPartition(partition, topic_id, start, end, segments, linked, copied)
+    exported = ExportedPartition(partition, topic_id, start, end, segments, linked, copied, state.losses)
     facts = PartitionFacts(
         partition=partition,
         high_watermark=end,

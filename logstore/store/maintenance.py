@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import ManualClock
-from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange
+from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange, RecoveryChanged
+from logstore.partition.losses import subtract
 from logstore.partition.retention import LogFacts, SegmentFacts, policies_of, retention_passes
+from logstore.partition.salvage import carry_out
+from logstore.partition.state import Loss
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.segment import LogSegment
 from logstore.store.ends import TopicEnds
 from logstore.store.placing import place_partitions
 from logstore.store.registry import Topic
+from logstore.store.salvage import Looked, look
 from logstore.store.store import LogStore, published
 from logstore.topic import TopicPartition
 
@@ -54,7 +58,7 @@ class DeletedRecords:
 
 @dataclass(slots=True)
 class Recovery:
-    """What recovery found; `lost_from` to `lost_to` are committed offsets that no record has any more."""
+    """What recovery found and did, or, of a dry run, would do."""
 
     partition: TopicPartition
     log_end_offset: int
@@ -65,12 +69,16 @@ class Recovery:
     quarantined: list[str] = field(default_factory=list)
     rebuilt: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    lost_from: int | None = None
-    lost_to: int | None = None
+    #: committed offsets that no record has any more, since this recovery
+    losses: tuple[Loss, ...] = ()
+    #: batches that were put back: where from, first offset, end offset
+    readmitted: list[tuple[str, int, int]] = field(default_factory=list)
+    #: batches in quarantine that may not come back: first offset, end offset, why
+    held_back: list[tuple[int, int, str]] = field(default_factory=list)
 
     @property
     def found_damage(self) -> bool:
-        return bool(self.cuts or self.quarantined or self.lost_from is not None)
+        return bool(self.cuts or self.quarantined or self.losses)
 
 
 def retain(
@@ -162,48 +170,112 @@ def recover(
     numbers: list[int] | None = None,
     *,
     done: Callable[[Recovery], None] = lambda _: None,
+    dry_run: bool = False,
+    readmit: bool = False,
+    allowed: Mapping[TopicPartition, Sequence[Loss]] | None = None,
 ) -> list[Recovery]:
-    """Check every byte of the topic's partitions, cut at damage, rebuild what is derived; go on behind what is lost.
+    """Check every byte of the topic's partitions, take out what is damaged, rebuild what is derived.
 
-    An offset once committed is never given to another record: where a log ends too early, it goes on at the committed
-    end. If the topic's ends are damaged or missing, all records found are taken as committed, in all partitions.
-    Raises LockHeld.
+    Damage costs the batches it hit and no others; the offsets they had are written down as losses. What staging still
+    has is put back first, with `readmit` what quarantine has, too. An offset once committed is never given to another
+    record: where a log ends too early, it goes on at the committed end. If the topic's ends are damaged or missing, all
+    records found are taken as committed, in all partitions.
+
+    With `dry_run` nothing is changed and the reports say what would be. `allowed` are the losses somebody agreed to:
+    Raises RecoveryChanged when there are others by now, with nothing done. Raises LockHeld.
     """
     what = f"recover {topic.name}"
     notes: list[str] = []
-    ends: TopicEnds | None = None
     committer = _committer(store)
-    if committer is not None:
+    if committer is not None and not dry_run:
         try:
             committer.settle_topic(topic)  # what is staged still need not be lost
         except (CorruptState, DamagedLog, LedgerError) as error:
             notes.append(f"not everything that is staged could be appended: {error}")
+    known = _known_ends(store, topic, committer, notes)
+    chosen = list(range(topic.partitions)) if numbers is None or known.ends is None else numbers
+    reports = []
+    with contextlib.ExitStack() as held:
+        held.enter_context(store.locks.maintenance_of(topic.id, sorted(set(chosen)), what=what))
+        if not dry_run:
+            place_partitions(store, topic, chosen)
+        held.enter_context(store.locks.lease(topic.id, what=what))
+        store.check_exists(topic)
+        known = _known_ends(store, topic, committer, [])
+        if len(chosen) < topic.partitions:
+            known = known.published_only()  # a commit is taken for applied in all partitions or in none
+        result = known.ends or TopicEnds.empty(topic.partitions)
+        for number in chosen:
+            with store.locks.partition(topic.id, number, what=what):
+                looked = look(
+                    store,
+                    topic,
+                    number,
+                    committed=None if known.ends is None else known.decided[number],
+                    at_least=known.decided[number],
+                    rows=known.rows,
+                    readmit=readmit,
+                    dry_run=dry_run,
+                )
+                report = _planned(topic.partition(number), looked)
+                if not dry_run:
+                    if allowed is not None:
+                        _check_allowed(report, allowed.get(report.partition, ()))
+                    log = _carry_out(store, topic, number, looked, report)
+                    result = published(result, number, log)
+            report.notes += notes
+            if known.ends is not None and not dry_run:
+                store.write_ends(topic, result)
+            reports.append(report)
+            done(report)
+        if dry_run:
+            return reports
+        if known.ends is None:
+            applied = 0 if committer is None else _applied(known.rows, result)
+            store.write_ends(topic, replace(result, applied_sequence=applied, flushed_sequence=applied))
+        elif len(chosen) == topic.partitions and known.sequence > result.applied_sequence:
+            # Every partition has what was committed, or its loss is written down.
+            store.write_ends(topic, replace(result, applied_sequence=known.sequence, flushed_sequence=known.sequence))
+    return reports
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownEnds:
+    """Where the topic's partitions end, by its `ends` and by the ledger."""
+
+    ends: TopicEnds | None
+    #: the high watermarks, or what the ledger decided beyond them
+    decided: tuple[int, ...] = ()
+    #: the last commit that `decided` speaks of
+    sequence: int = 0
+    #: commits whose staged files may still be there
+    rows: tuple[CommitRow, ...] = ()
+
+    def published_only(self) -> _KnownEnds:
+        assert self.ends is not None
+        applied = self.ends.applied_sequence
+        rows = tuple(row for row in self.rows if row.sequence <= applied)
+        return _KnownEnds(self.ends, self.ends.high_watermarks, applied, rows)
+
+
+def _known_ends(store: LogStore, topic: Topic, committer: Committer | None, notes: list[str]) -> _KnownEnds:
+    ends: TopicEnds | None = None
     try:
         ends = store.ends(topic) if store.fs.exists(store.layout.ends(topic.id)) else None
     except CorruptState as error:
         notes.append(f"the topic's ends were made anew: {error}")
-    chosen = list(range(topic.partitions)) if numbers is None or ends is None else numbers
-    reports = []
-    with contextlib.ExitStack() as held:
-        held.enter_context(store.locks.maintenance_of(topic.id, sorted(set(chosen)), what=what))
-        place_partitions(store, topic, chosen)
-        held.enter_context(store.locks.lease(topic.id, what=what))
-        store.check_exists(topic)
-        result = ends or TopicEnds.empty(topic.partitions)
-        for number in chosen:
-            committed = None if ends is None else ends.high_watermarks[number]
-            with store.locks.partition(topic.id, number, what=what):
-                report, log = _recover(store, topic, number, committed)
-            report.notes += notes
-            result = published(result, number, log)
-            if ends is not None:
-                store.write_ends(topic, result)
-            reports.append(report)
-            done(report)
-        if ends is None:
-            applied = 0 if committer is None else _applied(committer.ledger.commits_after(topic.id, 0), result)
-            store.write_ends(topic, replace(result, applied_sequence=applied, flushed_sequence=applied))
-    return reports
+    rows: tuple[CommitRow, ...] = ()
+    if committer is not None:
+        try:
+            rows = tuple(committer.ledger.commits_after(topic.id, 0 if ends is None else ends.flushed_sequence))
+        except LedgerError as error:
+            notes.append(f"the ledger could not be asked: {error}")
+    decided = [0] * topic.partitions if ends is None else list(ends.high_watermarks)
+    for row in rows:
+        for number, end in enumerate(row.end_offsets[: topic.partitions] if not row.void else ()):
+            decided[number] = max(decided[number], end)
+    sequence = max([0 if ends is None else ends.applied_sequence, *(row.sequence for row in rows)])
+    return _KnownEnds(ends, tuple(decided), sequence, rows)
 
 
 def _committer(store: LogStore) -> Committer | None:
@@ -222,41 +294,60 @@ def _applied(rows: Sequence[CommitRow], ends: TopicEnds) -> int:
     return applied
 
 
-def _recover(store: LogStore, topic: Topic, number: int, committed: int | None) -> tuple[Recovery, PartitionLog]:
-    """The report, and the log, closed. `committed` None: everything found is."""
-    log = store.open_log(topic, number, clean=False)
-    found = log.recovery
-    report = Recovery(
-        topic.partition(number),
-        log.log_end_offset,
-        segments_scanned=found.segments_scanned,
-        bytes_scanned=found.bytes_scanned,
-        dropped_bytes=found.dropped_bytes,
+def _planned(partition: TopicPartition, looked: Looked) -> Recovery:
+    """The report of a plan; what is only found while it is carried out is added then."""
+    plan = looked.plan
+    ends = [piece.end_offset for segment in plan.segments for piece in segment.pieces]
+    return Recovery(
+        partition,
+        plan.committed if plan.committed is not None else max(ends, default=plan.log_start_offset),
+        segments_scanned=len(plan.segments),
+        bytes_scanned=plan.bytes_scanned,
+        dropped_bytes=sum(each.size_bytes for each in plan.damages),
         cuts=[
-            {"file": cut.file, "position": cut.position, "dropped_bytes": cut.dropped_bytes, "reason": cut.reason}
-            for cut in found.cuts
+            {
+                "file": each.file,
+                "position": each.position,
+                "dropped_bytes": each.size_bytes,
+                "reason": each.reason,
+                "lost_from": each.base_offset,
+                "lost_to": each.end_offset,
+                "at_most": each.at_most,
+            }
+            for each in plan.damages
         ],
-        quarantined=list(found.quarantined),
-        rebuilt=list(found.rebuilt),
-        notes=list(found.notes),
+        notes=list(looked.notes),
+        losses=plan.losses,
+        readmitted=list(plan.refilled),
+        held_back=list(looked.held_back),
     )
-    if committed is not None and log.log_end_offset < committed:
-        report.lost_from, report.lost_to = log.log_end_offset, committed
-        log.close()
-        _begin_segment(store, log.directory, committed)
-        log = store.open_log(topic, number, clean=True)
-    elif committed is not None:
+
+
+def _check_allowed(report: Recovery, allowed: Sequence[Loss]) -> None:
+    agreed = [(each.base_offset, each.end_offset) for each in allowed]
+    more = subtract([(each.base_offset, each.end_offset) for each in report.losses], agreed)
+    if more:
+        raise RecoveryChanged(
+            f"offsets {more[0][0]} to {more[0][1]} would be lost as well by now; nothing was changed",
+            partition=report.partition,
+            offset=more[0][0],
+            hint="Look again with `duramen recover --dry-run`",
+        )
+
+
+def _carry_out(store: LogStore, topic: Topic, number: int, looked: Looked, report: Recovery) -> PartitionLog:
+    """Make the directory sound, then let the log itself rebuild the rest; the log, closed."""
+    committed = looked.partition.committed
+    state_path = store.layout.partition_state(topic.id, number)
+    if looked.plan.changes or looked.partition.state is None:
+        _, report.quarantined = carry_out(looked.partition, looked.plan, state_path)
+    log = store.open_log(topic, number, clean=False, keep_offset=committed or 0)
+    found = log.recovery
+    report.rebuilt += found.rebuilt
+    report.notes += found.notes
+    if committed is not None:
         log.truncate_to(committed)  # what lies above was never published
     log.close()
+    report.segments_scanned = found.segments_scanned
     report.log_end_offset = log.log_end_offset
-    return report, log
-
-
-def _begin_segment(store: LogStore, directory: str, base_offset: int) -> None:
-    """An empty segment behind a gap: the log goes on there."""
-    file = store.fs.open(os.path.join(directory, file_name(base_offset, FileKind.LOG)), create=True)
-    try:
-        file.fsync()
-    finally:
-        file.close()
-    store.fs.fsync_dir(directory)
+    return log

@@ -367,8 +367,12 @@ class LogStore:
         high_watermark: int | None = None,
         clock: Clock | None = None,
         config: LogConfig | None = None,
+        keep_offset: int | None = None,
     ) -> PartitionLog:
-        """The bare log, recovered unless `clean`; the caller holds lease and partition lock, and publishes its end."""
+        """The bare log, recovered unless `clean`; the caller holds lease and partition lock, and publishes its end.
+
+        Damage below `keep_offset` (default: the high watermark, if one is given) is a DamagedLog, never cut off.
+        """
         from logstore.partition.log import PartitionLog
 
         partition = topic.partition(number)
@@ -386,6 +390,7 @@ class LogStore:
             limits=self.limits,
             long_lived=False,
             producer_expiration_ms=self.broker_config.producer_id_expiration_ms,
+            keep_offset=keep_offset if keep_offset is not None else high_watermark or 0,
         )
 
     def forget_tail(self, topic: Topic, number: int) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from logstore.files import FileSystem
-
-_COPY_BYTES = 1 << 20
+from logstore.files import FileSystem, copy_bytes
 
 
 def remove_tree(fs: FileSystem, path: str) -> None:
@@ -44,15 +42,7 @@ def copy_file(fs: FileSystem, source: str, target: str, *, size_bytes: int | Non
     try:
         writer = fs.open(target, create=True, exclusive=True)
         try:
-            done = 0
-            left = reader.size() if size_bytes is None else size_bytes
-            while left > 0:
-                data = reader.pread(min(left, _COPY_BYTES), done)
-                if not data:
-                    break
-                writer.pwrite(data, done)
-                done += len(data)
-                left -= len(data)
+            done = copy_bytes(reader, writer, reader.size() if size_bytes is None else size_bytes)
             writer.fsync()
         finally:
             writer.close()

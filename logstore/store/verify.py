@@ -19,7 +19,7 @@ from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.checkpoint import read_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import read_snapshot
-from logstore.partition.state import PartitionState, SegmentEntry, read_state
+from logstore.partition.state import Loss, PartitionState, SegmentEntry, read_state
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, BatchTable
 from logstore.segment.batches import Chunk
 from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file_name, parse_file_name
@@ -45,6 +45,8 @@ class Verification:
     batches: int = 0
     size_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
+    #: what damage cost before; it is written down, so it is no finding
+    losses: tuple[Loss, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -76,6 +78,7 @@ def verify_partition(
         if metadata is None or metadata.topic_id != topic_id:
             found.append(Finding(f"the directory does not belong to topic id {topic_id}", file=path))
     if state is not None:
+        result.losses = state.losses
         end_offset = _verify_segments(fs, directory, state, high_watermark, limits, result, progress)
         if end_offset is not None and end_offset < high_watermark:
             found.append(

@@ -36,21 +36,81 @@ def test_verify_finds_nothing_then_something(duramen: Command, orders: Path) -> 
     assert duramen("verify", "orders", "--partition", 1).code == 0
 
 
-def test_recover_repairs_and_says_what_it_cost(duramen: Command, orders: Path) -> None:
+def test_recover_names_what_would_be_lost_asks_and_keeps_the_rest(duramen: Command, orders: Path) -> None:
     path = damage(orders)
-    assert duramen("recover", "--dry-run", output="json").json["recovered"] is False
-    assert duramen("recover", "--dry-run").code == 3
-    recovered = duramen("recover", output="json")
+    before = path.read_bytes()
+    planned = duramen("recover", "--dry-run", output="json")
+    assert (planned.code, planned.json["recovered"]) == (3, False)
+    (loss,) = planned.json["partitions"][0]["losses"]
+    assert loss["base_offset"] == int(path.stem)
+    assert loss["end_offset"] < 100
+    text = duramen("recover", "--dry-run")
+    assert f"offsets {loss['base_offset']} to {loss['end_offset'] - 1} would be lost" in text.out
+    assert str(path) in text.out
+    refused = duramen("recover")  # nobody to ask
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    assert path.read_bytes() == before
+    recovered = duramen("recover", "--yes", output="json")
     assert recovered.code == 3
     report = recovered.json["partitions"][0]
     assert report["cuts"][0]["file"] == str(path)
-    assert (report["lost_from"], report["lost_to"]) == (int(path.stem), 100)
+    assert [(each["base_offset"], each["end_offset"]) for each in report["losses"]] == [
+        (loss["base_offset"], loss["end_offset"])
+    ]
     assert report["quarantined"]
     assert duramen("verify").code == 0
-    again = duramen("recover")
+    again = duramen("recover")  # nothing is lost: nobody is asked
     assert again.code == 0
-    assert len(duramen("consume", "orders", "--partition", 0).lines) == report["lost_from"]
+    left = duramen("consume", "orders", "--partition", 0).lines
+    assert len(left) == 100 - (loss["end_offset"] - loss["base_offset"])
     assert duramen("offsets", "orders", "--partition", 0, output="json").json["offsets"][0]["high_watermark"] == 100
+
+
+def test_losses_are_shown_wherever_health_is_asked_for(duramen: Command, orders: Path, tmp_path: Path) -> None:
+    damage(orders)
+    (loss,) = duramen("recover", "--yes", output="json").json["partitions"][0]["losses"]
+    words = f"offsets {loss['base_offset']} to {loss['end_offset'] - 1}"
+    for command in ("verify", "describe", "explain"):
+        assert words in duramen(command).out, command
+    assert duramen("verify", output="json").json["partitions"][0]["losses"] == [loss]
+    assert duramen("describe", output="json").json["topics"][0]["partitions"][0]["losses"] == [loss]
+    assert duramen("explain", output="json").json["partitions"][0]["losses"] == [loss]
+    exported = duramen("export", tmp_path / "out", output="json").json
+    assert exported["partitions"][0]["losses"] == [loss]
+    duramen("backup", tmp_path / "copy")
+    copied = duramen("--store", tmp_path / "copy", "describe", output="json").json
+    assert copied["topics"][0]["partitions"][0]["losses"] == [loss]
+    past = loss["end_offset"]
+    duramen("delete-records", "orders", "--partition", 0, "--before-offset", past, "--yes")
+    assert duramen("describe", output="json").json["topics"][0]["partitions"][0]["losses"] == []
+
+
+def test_quarantine_is_dumped_and_put_back(duramen: Command, orders: Path) -> None:
+    path = damage(orders)
+    whole = duramen("consume", "orders", "--partition", 1).lines
+    (loss,) = duramen("recover", "--yes", output="json").json["partitions"][0]["losses"]
+    (region,) = (orders / "logs" / "orders-0" / "quarantine").glob("*/*.from-*")
+    dumped = duramen("dump", region)
+    assert dumped.code == 3
+    assert "no intact batch" in dumped.out
+    nothing = duramen("recover", "--readmit", output="json")
+    assert (nothing.code, nothing.json["partitions"][0]["readmitted"]) == (0, [])
+    data = bytearray(region.read_bytes())
+    data[90] ^= 0xFF  # a person mends it
+    region.write_bytes(data)
+    assert duramen("dump", region).code == 0
+    assert f"baseOffset: {loss['base_offset']} " in duramen("dump", region.parent).out
+    done = duramen("recover", "--readmit", output="json")
+    assert done.code == 0
+    assert done.json["partitions"][0]["readmitted"] == [
+        {"source": "quarantine", "base_offset": loss["base_offset"], "end_offset": loss["end_offset"]}
+    ]
+    assert [each["offset"] for each in duramen("consume", "orders", "--partition", 0).lines] == list(range(100))
+    assert duramen("consume", "orders", "--partition", 1).lines == whole
+    assert duramen("describe", output="json").json["topics"][0]["partitions"][0]["losses"] == []
+    assert duramen("verify").code == 0
+    assert path.exists()
 
 
 def test_a_damaged_topic_file_is_damage(duramen: Command, orders: Path) -> None:

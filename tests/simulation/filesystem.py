@@ -239,7 +239,17 @@ class SimulatedFileSystem:
 
     def stat(self, path: str) -> FileStat:
         inode = self._find(path)
-        return FileStat(len(inode.content), inode.mtime_ms, inode.ctime_ms)
+        return FileStat(len(inode.content), inode.mtime_ms, inode.ctime_ms, self._links(inode))
+
+    def _links(self, inode: _Inode) -> int:
+        """How many names a file has."""
+        folders, found = [self._root], 0
+        while folders:
+            for each in folders.pop().names.values():
+                found += each is inode
+                if each.is_directory:
+                    folders.append(each)
+        return found
 
     def listdir(self, path: str) -> list[str]:
         inode = self._find(path)

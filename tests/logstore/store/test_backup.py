@@ -13,8 +13,11 @@ from logstore.errors import BackupRefused, LockHeld
 from logstore.records.record import Record
 from logstore.store.backup import backup
 from logstore.store.committer import AppBatch, Committer
+from logstore.store.kafka_export import export_topics
 from logstore.store.layout import BROKER_GUARD
+from logstore.store.maintenance import recover
 from logstore.store.produce import append_table, table_of
+from logstore.store.registry import Topic
 from logstore.store.store import LogStore
 from logstore.store.verify import verify_partition
 
@@ -181,3 +184,50 @@ def test_what_stands_in_the_way_leaves_nothing_behind(full: LogStore, tmp_path: 
     with LogStore(full.path) as other, other.locks.maintenance(topic.id, 0, what="compact"), pytest.raises(LockHeld):
         backup(full, str(target))
     assert not target.exists()
+
+
+def _shared(target: Path) -> dict[str, bytes]:
+    """What a backup or an export shares with the store, by name."""
+    found = {str(path): path.read_bytes() for path in target.rglob("*.log") if path.stat().st_nlink > 1}
+    assert found, "nothing is shared"
+    return found
+
+
+@pytest.mark.parametrize("how", ["backup", "export"])
+@pytest.mark.parametrize("where", ["flipped", "emptied end"])
+def test_recover_of_the_live_store_leaves_its_backups_and_exports_alone(
+    store: LogStore, orders: Topic, tmp_path: Path, how: str, where: str
+) -> None:
+    target = tmp_path / "copy"
+    if how == "backup":
+        backup(store, str(target))
+    else:
+        export_topics(store, str(target), [orders])
+    directory = Path(store.layout.partition(orders.partition(0)))
+    first, last = (store.partition_state(orders, 0).segments[at].base_offset for at in (0, -1))
+    own = directory / f"{first:020d}.log"
+    data = bytearray(own.read_bytes())
+    data[200] ^= 0xFF
+    if where == "flipped":  # as the disk does it: in the one inode, and so in the copy, too
+        own.write_bytes(data)
+    else:
+        os.truncate(directory / f"{last:020d}.log", 0)
+    before = _shared(target)
+    recover(store, orders, [0])
+    assert {path: Path(path).read_bytes() for path in before} == before
+    with store.writing(orders, 0, what="test") as log:
+        log.append([Record(b"k", b"after", 1000)])
+    assert {path: Path(path).read_bytes() for path in before} == before
+
+
+def test_truncation_and_appends_copy_a_shared_segment_first(store: LogStore, orders: Topic, tmp_path: Path) -> None:
+    backup(store, str(tmp_path / "copy"))
+    before = _shared(tmp_path / "copy")
+    base = store.partition_state(orders, 0).segments[2].base_offset
+    for inside in (3, 0):  # within a sealed segment, which becomes active, and at its very end
+        with store.locks.lease(orders.id, what="test"):
+            log = store.open_log(orders, 0, clean=True)
+            log.truncate_to(base + inside)
+            log.append([Record(b"k", b"new", 1000)])
+            log.close()
+        assert {path: Path(path).read_bytes() for path in before} == before

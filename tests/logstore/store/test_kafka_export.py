@@ -107,8 +107,10 @@ def test_an_empty_topic_and_a_gap_are_exported(store: LogStore, orders: Topic, t
     store.create_topic("empty")
     last = store.partition_state(orders, 0).segments[-1].base_offset
     os.truncate(os.path.join(store.layout.partition(orders.partition(0)), f"{last:020d}.log"), 5)
-    assert recover(store, orders, [0])[0].lost_to == 300
+    (loss,) = recover(store, orders, [0])[0].losses
+    assert (loss.base_offset, loss.end_offset) == (last, 300)
     done = export_topics(store, str(tmp_path / "out"), store.topics())
+    assert [each.losses for each in done.partitions] == [(), (loss,), ()]
     assert [each.log_end_offset for each in done.partitions] == [0, 300, 200]
     assert (tmp_path / "out" / "empty-0" / f"{0:020d}.log").read_bytes() == b""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import CorruptState, DamagedLog, LockHeld, OffsetOutOfRange, UnknownTopic
+from logstore.errors import CorruptState, DamagedLog, DuramenError, LockHeld, OffsetOutOfRange, UnknownTopic
 from logstore.partition.checkpoint import read_offset_checkpoint
 from logstore.records.record import Record
 from logstore.store.maintenance import delete_records, recover, retain
@@ -209,25 +209,31 @@ def test_recovery_of_a_sound_topic_changes_no_record(store: LogStore, orders: To
     assert store.ends(orders).high_watermarks == (300, 200)
 
 
-def test_recovery_goes_on_behind_what_is_lost(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+def test_one_bad_batch_costs_its_own_records_and_no_others(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
     before = read_all(store, "orders")
     path = first_log(store, orders, 0, at=2)
     with open(path, "r+b") as file:
         file.seek(200)
         file.write(b"\xff" * 20)
+    (planned,) = recover(store, orders, [0], dry_run=True)
+    with pytest.raises(DuramenError):
+        read_all(store, "orders")
     (report,) = recover(store, orders, [0])
-    assert report.found_damage
+    assert planned.cuts == report.cuts
     assert report.cuts[0]["file"] == path
-    assert report.lost_to == 300
-    assert report.lost_from is not None
+    (loss,) = report.losses
+    assert 0 < loss.end_offset - loss.base_offset < 20
+    assert not loss.at_most
     left = read_all(store, "orders")
-    assert left[0] == before[0][: report.lost_from]
+    assert left[0] == [each for each in before[0] if not loss.base_offset <= each.offset < loss.end_offset]
     assert left[1] == before[1]
     assert all(os.path.exists(each) for each in report.quarantined)
     with store.writing(orders, 0, what="test") as log:
         assert log.append(records(2)).first_offset == 300  # no offset is ever given twice
     assert [record.offset for record in read_all(store, "orders")[0][-2:]] == [300, 301]
+    assert store.partition_state(orders, 0).losses == (loss,)
     assert [each.found_damage for each in recover(store, orders)] == [False, False]
+    assert store.partition_state(orders, 0).losses == (loss,)
 
 
 def test_a_log_that_lost_its_end_is_refused_until_recovered(store: LogStore, orders: Topic) -> None:
@@ -236,7 +242,7 @@ def test_a_log_that_lost_its_end_is_refused_until_recovered(store: LogStore, ord
     with pytest.raises(DamagedLog, match="recover"), store.writing(orders, 0, what="test"):
         pytest.fail("appended over lost records")
     (report,) = recover(store, orders, [0])
-    assert report.lost_from is not None
+    assert report.losses[-1].end_offset == 300
     with store.writing(orders, 0, what="test") as log:
         assert log.append(records(1)).first_offset == 300
 

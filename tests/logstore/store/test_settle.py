@@ -219,7 +219,7 @@ def test_recover_takes_what_is_staged_before_it_speaks_of_loss(
         for path in Path(store.layout.logs).glob("orders-*/*.log"):
             path.write_bytes(b"")
         reports = recover(store, store.topic("orders"))
-        assert [report.lost_from for report in reports] == [None, None]
+        assert [report.losses for report in reports] == [(), ()]
         write(committer, 3)
         assert values(store, read_all) == expected(4)
 
@@ -250,11 +250,17 @@ def test_after_a_loss_the_topic_goes_on_behind_it(tmp_path: Path, boot: Callable
         write(committer, 0)
         committer.flush(topic)
         write(committer, 1)
-        before = store.ends(topic).high_watermarks
+        flushed, before = store.ends(topic).recovery_points, store.ends(topic).high_watermarks
         for path in Path(store.layout.logs).glob("orders-*/*.log"):
             path.write_bytes(b"")
         reports = recover(store, topic)
-        assert [report.lost_to for report in reports] == list(before)
+        # what was flushed has left staging; the rest comes back from there
+        assert [[(loss.base_offset, loss.end_offset) for loss in report.losses] for report in reports] == [
+            [(0, end)] for end in flushed
+        ]
+        for number, base in enumerate(flushed):
+            offsets = [record.offset for record in store.reader(topic, number).records(base)]
+            assert offsets == list(range(base, before[number]))
         assert write(committer, 2)
         for number, base in enumerate(before):
             offsets = [record.offset for record in store.reader(topic, number).records(base)]

@@ -1,0 +1,44 @@
+"""How losses are shown, by every command that speaks of a partition's health."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from duramen.session import time_text
+
+if TYPE_CHECKING:
+    from logstore.partition.state import Loss
+
+
+def loss_documents(losses: Sequence[Loss]) -> list[dict[str, Any]]:
+    """The JSON of losses: `end_offset` is the first offset that is not lost."""
+    return [
+        {
+            "base_offset": each.base_offset,
+            "end_offset": each.end_offset,
+            "at_most": each.at_most,
+            "reason": each.reason,
+            "since_ms": each.since_ms,
+        }
+        for each in losses
+    ]
+
+
+def loss_text(loss: Loss) -> str:
+    return f"{'at most ' if loss.at_most else ''}offsets {loss.base_offset} to {loss.end_offset - 1}"
+
+
+def print_losses(partition: str, losses: Sequence[Loss]) -> None:
+    for each in losses:
+        print(f"{partition}: lost since {time_text(each.since_ms)}: {loss_text(each)} ({each.reason})")
+
+
+def losses_of(documents: Sequence[dict[str, Any]]) -> list[Loss]:
+    """Losses out of the documents that a command's text is drawn from."""
+    from logstore.partition.state import Loss
+
+    return [
+        Loss(each["base_offset"], each["end_offset"], each["reason"], each["since_ms"], each["at_most"])
+        for each in documents
+    ]

@@ -1,0 +1,721 @@
+"""What can be kept of a damaged partition, as a plan, and carrying it out.
+
+Damage costs the batches it hit and no others. The plan is made without changing anything: which segments must be
+written again, which bytes go to quarantine, which offsets are lost. `recover --dry-run` shows it; `carry_out` does it.
+
+A segment with damage is written anew as a whole and swapped in, like the output of compaction, so every crash leaves
+the old files or the new ones (docs/protocols.md). No file is changed in place: a backup may share it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from logstore.config import LogConfig
+from logstore.errors import DuramenError
+from logstore.files import FileSystem
+from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, Limits
+from logstore.partition.damage import FileScan, FoundBatch, Hole, intact_batches, scan_file
+from logstore.partition.losses import Range, merged, subtract, without
+from logstore.partition.quarantine import QuarantinedRegion, keep_aside
+from logstore.partition.state import Loss, PartitionState, SegmentEntry, SwapNote, write_state
+from logstore.partition.swap import replace_segments
+from logstore.records.native import address_of, kernels
+from logstore.segment.batches import Chunk, read_batches
+from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name, parse_file_name
+from logstore.segment.segment import LogSegment
+
+_BLOCK_BYTES = 1 << 20
+_JOINED_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Sound batches of a file that belong into a segment.
+
+    `epoch` is given where they come without offsets (from staging): they get theirs from `first_offset` on, and, on a
+    topic with LogAppendTime, the time `stamp_ms`.
+    """
+
+    path: str
+    position: int
+    end: int
+    first_offset: int
+    end_offset: int
+    epoch: int | None = None
+    stamp_ms: int | None = None
+
+
+class Source(Protocol):
+    """Batches that may fill a loss: staged ones that were never flushed, or a quarantine."""
+
+    name: str
+
+    def pieces(self, low: int, high: int) -> Iterable[Piece]:
+        """Those with all their offsets in [low, high)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something wrong with a file, and the offsets it cost (`base_offset` None: no record)."""
+
+    file: str
+    position: int
+    size_bytes: int
+    reason: str
+    base_offset: int | None = None
+    end_offset: int | None = None
+    at_most: bool = False
+
+
+@dataclass(slots=True)
+class SegmentSalvage:
+    """One segment as it is to be: the pieces it is made of, in order of offsets."""
+
+    base_offset: int
+    high: int
+    listed: bool
+    scan: FileScan | None  # None: the file is missing
+    pieces: list[Piece] = field(default_factory=list)
+    rewrite: bool = False
+    #: all of the file goes to quarantine: what is in it belongs elsewhere, or nowhere
+    displaced: bool = False
+
+
+@dataclass(slots=True)
+class Salvage:
+    """The plan for one partition."""
+
+    directory: str
+    log_start_offset: int
+    committed: int | None
+    segments: list[SegmentSalvage] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)
+    losses: tuple[Loss, ...] = ()  # new ones
+    refilled: list[tuple[str, int, int]] = field(default_factory=list)  # source, from, to
+    quarantine: list[QuarantinedRegion] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)  # files that are no segments, set aside as they are
+    begin_at: int | None = None  # an empty segment here, behind the loss at the end
+    bytes_scanned: int = 0
+    notes: list[str] = field(default_factory=list)
+    #: the list has sizes that are no longer true
+    relisted: bool = False
+
+    @property
+    def rewritten(self) -> list[SegmentSalvage]:
+        return [segment for segment in self.segments if segment.rewrite]
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.rewritten or self.strays or self.begin_at is not None or self.losses or self.relisted)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What a plan is made from. `state` None: it is gone, and the directory is all there is."""
+
+    fs: FileSystem
+    directory: str
+    name: str
+    state: PartitionState | None
+    #: the high watermark; None: not known, everything found is committed
+    committed: int | None
+    config: LogConfig
+    limits: Limits
+    now_ms: int
+    #: what the state file had, where it is gone: from the reasons in quarantine
+    known_losses: tuple[Loss, ...] = ()
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.state.log_start_offset if self.state else 0
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        return self.state.losses if self.state else self.known_losses
+
+    @property
+    def compacted_offset(self) -> int:
+        """Below this compaction may have left offsets out."""
+        if self.state is not None:
+            return max(self.state.first_dirty_offset, self.state.thinned_offset)
+        return INT64_MAX if "compact" in self.config.cleanup_policy else 0
+
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def plan_salvage(partition: Partition, sources: Sequence[Source] = (), *, gaps: bool = False) -> Salvage:
+    """Look through every file and decide; changes nothing. The caller holds the partition's locks.
+
+    With `gaps` the sources may also fill gaps that no loss is written down for, where compaction has not been: an older
+    version left those.
+    """
+    return _Planner(partition, sources, gaps).plan()
+
+
+class _Planner:
+    def __init__(self, partition: Partition, sources: Sequence[Source], gaps: bool) -> None:
+        self._gaps = gaps
+        self._given = partition
+        self._fs = partition.fs
+        self._sources = sources
+        self._start = partition.log_start_offset
+        self._plan = Salvage(partition.directory, self._start, partition.committed)
+        self._listed: set[int] = set()
+        self._found: list[Loss] = []
+        self._strays: list[Piece] = []
+
+    def plan(self) -> Salvage:
+        bases, unlisted = self._bases()
+        if bases and self._given.state is None:
+            self._plan.log_start_offset = self._start = bases[0]
+        for at, base in enumerate(bases):
+            following = bases[at + 1] if at + 1 < len(bases) else None
+            self._plan.segments.append(self._look(base, following))
+        for base in unlisted:
+            self._set_aside(base, "a segment that the list does not have")
+        self._find_losses()
+        self._refill()
+        self._settle_losses()
+        self._end()
+        return self._plan
+
+    def _path(self, base: int) -> str:
+        return os.path.join(self._given.directory, file_name(base, FileKind.LOG))
+
+    def _bases(self) -> tuple[list[int], list[int]]:
+        """Segments that make up the log up to its committed end, and files that are no part of it."""
+        names = self._fs.listdir(self._given.directory) if self._fs.exists(self._given.directory) else []
+        parsed = [file for file in map(parse_file_name, names) if file is not None]
+        there = sorted(f.base_offset for f in parsed if f.kind is FileKind.LOG and f.transient is Transient.NONE)
+        listed = [entry.base_offset for entry in self._given.state.segments] if self._given.state else []
+        if _contradicts(listed, there, self._start):
+            self._plan.notes.append("the segment list is not this partition's; the directory counts")
+            listed = []
+        self._listed = set(listed)
+        bases = sorted({*listed, *(base for base in there if not listed or base > listed[-1])})
+        unlisted = [base for base in there if base not in bases and base >= (bases[0] if bases else 0)]
+        while len(bases) > 1 and bases[1] <= self._start:
+            bases.pop(0)
+        if self._given.committed is not None:  # what begins above was never published
+            bases = [base for base in bases if base <= self._given.committed] or bases[:1]
+        return bases, unlisted
+
+    def _listed_bytes(self, base: int) -> int | None:
+        entries = self._given.state.segments if self._given.state and base in self._listed else ()
+        return next((entry.size_bytes for entry in entries if entry.base_offset == base), None)
+
+    def _look(self, base: int, following: int | None) -> SegmentSalvage:
+        committed = self._given.committed
+        open_ended = following is None and committed is not None
+        high = following if following is not None else INT64_MAX if committed is None else committed
+        listed = self._listed_bytes(base) is not None
+        found = SegmentSalvage(base, high, listed, None)
+        path = self._path(base)
+        if not self._fs.exists(path):
+            if self._given.state is not None and (high > max(base, self._start) or following is None):
+                found.rewrite = True
+            return found
+        file = self._fs.open(path)
+        try:
+            if file.size() > SEGMENT_BYTES_MAX:
+                self._plan.damages.append(
+                    Damage(path, SEGMENT_BYTES_MAX, file.size() - SEGMENT_BYTES_MAX, "larger than a segment can be")
+                )
+            scan = scan_file(file, low=base, high=high, limits=self._given.limits, open_ended=open_ended)
+            found.scan = scan
+            self._plan.bytes_scanned += scan.size_bytes
+            if not scan.runs and scan.holes:
+                self._displaced(found, path, intact_batches(file, limits=self._given.limits))
+            if open_ended and scan.tail_position < scan.size_bytes:
+                self._misplaced_tail(found, path, intact_batches(file, limits=self._given.limits))
+            self._plan_holes(found, path, file.size())
+        finally:
+            file.close()
+        found.pieces = [Piece(path, run.position, run.end, run.first_offset, run.end_offset) for run in scan.runs]
+        return found
+
+    def _displaced(self, found: SegmentSalvage, path: str, batches: list[FoundBatch]) -> None:
+        """A file in which nothing can be where it is, but which holds intact batches: those of another segment."""
+        if batches:
+            found.displaced = True
+            self._strays += [
+                Piece(path, each.position, each.end, each.first_offset, each.end_offset) for each in batches
+            ]
+
+    def _misplaced_tail(self, found: SegmentSalvage, path: str, batches: list[FoundBatch]) -> None:
+        """Batches behind the committed end that have committed offsets: what was never published has later ones."""
+        assert found.scan is not None
+        assert self._given.committed is not None
+        begin = found.scan.tail_position
+        committed = self._given.committed
+        strays = [each for each in batches if each.position >= begin and each.end_offset <= committed]
+        if strays:
+            self._strays += _pieces(path, strays)
+            self._plan.quarantine.append(QuarantinedRegion(path, begin, found.scan.size_bytes))
+            size_bytes = found.scan.size_bytes - begin
+            self._plan.damages.append(Damage(path, begin, size_bytes, "what it holds belongs to another segment"))
+            found.rewrite = True
+
+    def _plan_holes(self, found: SegmentSalvage, path: str, size_bytes: int) -> None:
+        scan = found.scan
+        assert scan is not None
+        if not scan.holes:
+            return
+        found.rewrite = True
+        for hole in scan.holes:
+            if not found.displaced and not self._is_blank(path, hole):
+                self._plan.quarantine.append(QuarantinedRegion(path, hole.position, hole.end))
+        if found.displaced:
+            self._plan.quarantine.append(QuarantinedRegion(path, 0, size_bytes))
+
+    def _is_blank(self, path: str, hole: Hole) -> bool:
+        """Whether it holds zeros only, as a preallocated file does, or one the power cut made."""
+        file = self._fs.open(path)
+        try:
+            at = hole.position
+            while at < hole.end:
+                data = file.pread(min(_BLOCK_BYTES, hole.end - at), at)
+                if not data or data.strip(b"\0"):
+                    return False
+                at += len(data)
+        finally:
+            file.close()
+        return True
+
+    def _set_aside(self, base: int, reason: str) -> None:
+        path = self._path(base)
+        file = self._fs.open(path)
+        try:
+            batches = intact_batches(file, limits=self._given.limits)
+            self._plan.damages.append(Damage(path, 0, file.size(), reason))
+        finally:
+            file.close()
+        self._plan.strays.append(path)
+        self._strays += _pieces(path, batches)
+
+    # --- what is lost -------------------------------------------------------------------------------------------------
+
+    def _find_losses(self) -> None:
+        for segment in self._plan.segments:
+            path = self._path(segment.base_offset)
+            low = max(segment.base_offset, self._start)
+            scan = segment.scan
+            if scan is None:
+                was_empty = segment is not self._plan.segments[-1] and self._listed_bytes(segment.base_offset) == 0
+                if segment.rewrite and not was_empty:
+                    self._lose(
+                        path,
+                        0,
+                        self._listed_bytes(segment.base_offset) or 0,
+                        "the file is missing",
+                        low,
+                        segment.high,
+                        segment,
+                    )
+                continue
+            if segment.displaced:
+                self._lose(
+                    path, 0, scan.size_bytes, "what it holds belongs to another segment", low, segment.high, segment
+                )
+                continue
+            listed = self._listed_bytes(segment.base_offset)
+            sealed = segment is not self._plan.segments[-1]
+            for hole in scan.holes:
+                if sealed and listed is not None and hole.position >= listed:
+                    size_bytes = hole.end - hole.position
+                    self._plan.damages.append(Damage(path, hole.position, size_bytes, "bytes behind its end"))
+                    continue
+                before = [run.end_offset for run in scan.runs if run.end <= hole.position]
+                after = [run.first_offset for run in scan.runs if run.position >= hole.end]
+                begin = max(low, before[-1]) if before else low
+                end = after[0] if after else segment.high
+                if hole.claims is not None:
+                    if begin < self._given.compacted_offset:  # offsets before those it names were compacted
+                        begin = max(begin, min(hole.claims[0], end))
+                    end = hole.claims[1] if end == INT64_MAX else end
+                self._lose(path, hole.position, hole.end - hole.position, hole.reason, begin, end, segment)
+            if not scan.holes or scan.holes[-1].end < scan.size_bytes:
+                self._lose_end(segment, path, low)
+
+    def _lose_end(self, segment: SegmentSalvage, path: str, low: int) -> None:
+        """Batches that are missing behind the last one, where nothing is wrong with the bytes that are there."""
+        scan = segment.scan
+        assert scan is not None
+        end = max(low, scan.end_offset or low)
+        if end >= segment.high or segment.high == INT64_MAX:
+            return
+        listed = self._listed_bytes(segment.base_offset)
+        is_last = segment is self._plan.segments[-1]
+        short = (listed or 0) - scan.size_bytes
+        if short > 0:
+            self._plan.relisted = True
+            self._lose(path, scan.size_bytes, short, "bytes are missing at the end", end, segment.high, segment)
+        elif (is_last and segment.high == self._given.committed) or (
+            self._given.state is None and end >= self._given.compacted_offset
+        ):
+            self._lose(path, scan.size_bytes, 0, "records are missing behind its end", end, segment.high, segment)
+
+    def _lose(
+        self, path: str, position: int, size_bytes: int, reason: str, low: int, high: int, segment: SegmentSalvage
+    ) -> None:
+        low = max(low, self._start)
+        if low >= high or high == INT64_MAX:
+            self._plan.damages.append(Damage(path, position, size_bytes, reason))
+            return
+        at_most = low < self._given.compacted_offset or (segment.scan is not None and segment.scan.has_gaps)
+        known = [(each.base_offset, each.end_offset) for each in self._given.losses]
+        parts = subtract([(low, high)], known)
+        for begin, end in parts:
+            self._found.append(Loss(begin, end, f"{os.path.basename(path)}: {reason}", self._given.now_ms, at_most))
+        if parts:
+            damage = Damage(path, position, size_bytes, reason, parts[0][0], parts[-1][1], at_most)
+            self._plan.damages.append(damage)
+        elif size_bytes:
+            self._plan.damages.append(Damage(path, position, size_bytes, reason))
+
+    # --- what can be put back -----------------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """Batches that are missing where they belong, and are found elsewhere."""
+        missing = [(each.base_offset, each.end_offset) for each in [*self._found, *self._given.losses]]
+        for piece in sorted(self._strays, key=lambda piece: piece.first_offset):
+            missing = self._put_back(piece, missing, "misplaced files")
+        if self._gaps:
+            missing += subtract(self._gap_ranges(), missing)
+        for source in self._sources:
+            for low, high in sorted(missing):
+                for piece in source.pieces(low, high):
+                    missing = self._put_back(piece, missing, source.name)
+
+    def _gap_ranges(self) -> list[Range]:
+        covered = [(piece.first_offset, piece.end_offset) for each in self._plan.segments for piece in each.pieces]
+        low, high = max(self._start, self._given.compacted_offset), self._given.committed or 0
+        return subtract([(low, high)], covered)
+
+    def _put_back(self, piece: Piece, missing: list[Range], source: str) -> list[Range]:
+        fits = any(low <= piece.first_offset and piece.end_offset <= high for low, high in missing)
+        segment = self._segment_for(piece) if fits else None
+        if segment is None:
+            return missing
+        segment.pieces.append(piece)
+        segment.rewrite = True
+        self._plan.refilled.append((source, piece.first_offset, piece.end_offset))
+        return subtract(missing, [(piece.first_offset, piece.end_offset)])
+
+    def _segment_for(self, piece: Piece) -> SegmentSalvage | None:
+        for segment in reversed(self._plan.segments):
+            if segment.base_offset <= piece.first_offset:
+                return segment if piece.end_offset <= segment.high else None
+        return None
+
+    def _settle_losses(self) -> None:
+        back = [(low, high) for _, low, high in self._plan.refilled]
+        self._plan.losses = without(self._found, back)
+        if not back:
+            return
+        self._plan.losses = without(self._plan.losses, self._whole_again())
+        lost = [(each.base_offset, each.end_offset) for each in self._plan.losses]
+        damages = [_after_refill(each, lost) for each in self._plan.damages]
+        self._plan.damages = [each for each in damages if each.size_bytes or each.base_offset is not None]
+        for segment in self._plan.segments:
+            segment.pieces.sort(key=lambda piece: piece.first_offset)
+
+    def _whole_again(self) -> list[Range]:
+        """Sealed segments that have every byte they had: offsets they lack were compacted."""
+        found = []
+        for segment in self._plan.segments[:-1]:
+            size_bytes = sum(piece.end - piece.position for piece in segment.pieces)
+            if size_bytes == self._listed_bytes(segment.base_offset):
+                found.append((segment.base_offset, segment.high))
+        return found
+
+    def _end(self) -> None:
+        """Let the log go on at its committed end, whatever is left below."""
+        committed = self._given.committed
+        if committed is None:
+            return
+        last = self._plan.segments[-1] if self._plan.segments else None
+        if last is None:
+            if committed > self._start:
+                known = [(each.base_offset, each.end_offset) for each in self._given.losses]
+                for begin, end in subtract([(self._start, committed)], known):
+                    self._plan.losses += (Loss(begin, end, "no segment is left", self._given.now_ms),)
+                    self._plan.damages.append(Damage(self._given.directory, 0, 0, "no segment is left", begin, end))
+            if committed:
+                self._plan.begin_at = committed
+            return
+        end = max((piece.end_offset for piece in last.pieces), default=last.base_offset)
+        if end < committed:
+            self._plan.begin_at = committed
+
+
+def _contradicts(listed: list[int], there: list[int], start: int) -> bool:
+    """Whether a list is another partition's: it lacks segments that are there, and has some that are not."""
+    if not listed:
+        return False
+    lacks = any(base not in listed and listed[0] <= base < listed[-1] for base in there)
+    invents = any(
+        base not in there and (at + 1 == len(listed) or listed[at + 1] > start) for at, base in enumerate(listed)
+    )
+    return lacks and invents
+
+
+def _pieces(path: str, batches: Iterable[FoundBatch]) -> list[Piece]:
+    return [Piece(path, each.position, each.end, each.first_offset, each.end_offset) for each in batches]
+
+
+def _after_refill(damage: Damage, lost: list[Range]) -> Damage:
+    """The damage with only those offsets that could not be put back."""
+    if damage.base_offset is None or damage.end_offset is None:
+        return damage
+    mine = subtract([(damage.base_offset, damage.end_offset)], subtract([(0, INT64_MAX)], lost))
+    if not mine:
+        return replace(damage, base_offset=None, end_offset=None)
+    return replace(damage, base_offset=mine[0][0], end_offset=mine[-1][1])
+
+
+# --- carrying it out --------------------------------------------------------------------------------------------------
+
+
+def carry_out(partition: Partition, plan: Salvage, state_path: str) -> tuple[PartitionState, list[str]]:
+    """Do what the plan says; returns the state it wrote, and the paths in quarantine. Can be repeated after any crash.
+
+    The caller holds the partition's locks, and no log of it is open.
+    """
+    fs, directory = partition.fs, partition.directory
+    state = partition.state or _rebuilt_state(partition, plan)
+    # Damaged bytes are safe in quarantine before anything loses its name.
+    aside = _set_aside(partition, plan, state)
+    losses = merged(
+        without(state.losses, [(low, high) for _, low, high in plan.refilled]),
+        plan.losses,
+    )
+    first_dirty = min([state.first_dirty_offset, *(low for _, low, _ in plan.refilled)])
+    state = replace(state, losses=losses, first_dirty_offset=first_dirty, closed=False)
+    made: dict[int, SegmentEntry] = {}
+    for segment in plan.rewritten:
+        for base, pieces in _outputs(partition, segment):
+            made[base] = _write_segment(partition, base, pieces)
+    if plan.begin_at is not None and plan.begin_at not in {segment.base_offset for segment in plan.segments}:
+        made[plan.begin_at] = _write_segment(partition, plan.begin_at, ())
+    if made:
+        _swap(partition, state_path, state, made)
+    segments = _listed(partition, state, plan, made)
+    done = replace(state, generation=state.generation + 2, segments=segments, swap=None, next_horizon_ms=None)
+    write_state(fs, state_path, done)
+    for path in plan.strays:
+        for kind in SEGMENT_KINDS:
+            leftover = os.path.splitext(path)[0] + kind.value
+            if fs.exists(leftover):
+                fs.unlink(leftover)  # the log itself is in quarantine
+    fs.fsync_dir(directory)
+    return done, aside
+
+
+def _rebuilt_state(partition: Partition, plan: Salvage) -> PartitionState:
+    # Compaction never touches the last segment.
+    last_base = max((segment.base_offset for segment in plan.segments), default=0)
+    return PartitionState(
+        log_start_offset=plan.log_start_offset, losses=partition.known_losses, thinned_offset=last_base
+    )
+
+
+def _set_aside(partition: Partition, plan: Salvage, state: PartitionState) -> list[str]:
+    regions = [*plan.quarantine]
+    for path in plan.strays:
+        regions.append(QuarantinedRegion(path, 0, partition.fs.stat(path).size_bytes))
+    if not regions and not plan.losses:
+        return []
+    document = {
+        "partition": partition.name,
+        "time_ms": partition.now_ms,
+        "cuts": [
+            {
+                "file": os.path.basename(each.file),
+                "position": each.position,
+                "dropped_bytes": each.size_bytes,
+                "reason": each.reason,
+                "base_offset": each.base_offset,
+                "end_offset": each.end_offset,
+                "at_most": each.at_most,
+            }
+            for each in plan.damages
+        ],
+        "losses": [
+            [each.base_offset, each.end_offset, each.reason, each.since_ms, each.at_most] for each in plan.losses
+        ],
+        "high_watermark": partition.committed,
+        "dropped_tombstones": state.dropped_tombstones,
+    }
+    return keep_aside(partition.fs, partition.directory, regions, document)
+
+
+def _outputs(partition: Partition, segment: SegmentSalvage) -> list[tuple[int, list[Piece]]]:
+    """The segment's pieces; where much was put back, in several segments, as an append would have rolled."""
+    limit_bytes = max(partition.config.segment_bytes, segment.scan.size_bytes if segment.scan else 0)
+    outputs: list[tuple[int, list[Piece]]] = [(segment.base_offset, [])]
+    size_bytes = 0
+    for piece in _joined(segment.pieces):
+        base, pieces = outputs[-1]
+        too_far = piece.end_offset - 1 - base > RELATIVE_OFFSET_MAX
+        if pieces and (too_far or size_bytes + piece.end - piece.position > limit_bytes):
+            outputs.append((piece.first_offset, []))
+            size_bytes = 0
+        outputs[-1][1].append(piece)
+        size_bytes += piece.end - piece.position
+    return outputs
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Neighbours of one file as one piece, up to a size."""
+    out: list[Piece] = []
+    for piece in pieces:
+        last = out[-1] if out else None
+        if (
+            last is not None
+            and piece.epoch is None
+            and last.epoch is None
+            and (last.path, last.end, last.end_offset) == (piece.path, piece.position, piece.first_offset)
+            and piece.end - last.position <= _JOINED_BYTES_MAX
+        ):
+            out[-1] = replace(last, end=piece.end, end_offset=piece.end_offset)
+        else:
+            out.append(piece)
+    return out
+
+
+def _write_segment(partition: Partition, base_offset: int, pieces: Iterable[Piece]) -> SegmentEntry:
+    """The segment as it is to be, complete and synced, under `.cleaned`."""
+    fs, directory = partition.fs, partition.directory
+    for kind in SEGMENT_KINDS:
+        leftover = os.path.join(directory, file_name(base_offset, kind, Transient.CLEANED))
+        if fs.exists(leftover):
+            fs.unlink(leftover)
+    old = os.path.join(directory, file_name(base_offset, FileKind.LOG))
+    mtime_ms = fs.stat(old).mtime_ms if fs.exists(old) else None
+    _copy_aborted(partition, base_offset)
+    output = LogSegment(
+        fs,
+        directory,
+        base_offset,
+        index_interval_bytes=partition.config.index_interval_bytes,
+        index_bytes=partition.config.segment_index_bytes,
+        writable=True,
+        suffix=Transient.CLEANED,
+        limits=partition.limits,
+    )
+    try:
+        for piece in pieces:
+            _copy_piece(partition, piece, output)
+        output.seal()
+        output.flush()
+        entry = SegmentEntry(base_offset, output.size_bytes, output.largest.timestamp_ms)
+    finally:
+        output.close(clean=False)
+    if mtime_ms is not None:  # it stands for the time of records that have none
+        fs.set_mtime(os.path.join(directory, file_name(base_offset, FileKind.LOG, Transient.CLEANED)), mtime_ms)
+    return entry
+
+
+def _copy_piece(partition: Partition, piece: Piece, output: LogSegment) -> None:
+    for chunk in piece_chunks(partition.fs, piece, partition.limits):
+        next_offset = piece.first_offset if piece.epoch is not None else 0
+        placed, _ = output.place(
+            chunk.data,
+            chunk.table,
+            0,
+            next_offset=next_offset,
+            leader_epoch=-1 if piece.epoch is None else piece.epoch,
+            assign=piece.epoch is not None,
+            indexes_may_fill=True,
+        )
+        if placed < len(chunk.table):
+            raise DuramenError("a batch does not fit its segment", file=piece.path, position=piece.position)
+
+
+def piece_chunks(fs: FileSystem, piece: Piece, limits: Limits) -> Iterator[Chunk]:
+    """The piece's batches, in memory that may be written to. Of a staged piece there is one batch."""
+    file = fs.open(piece.path)
+    try:
+        for chunk in read_batches(file, piece.position, piece.end, limits=limits):
+            if piece.stamp_ms is not None:
+                chunk = Chunk(np.array(chunk.data), chunk.table, chunk.position, chunk.file)
+                kernels().stamp_append_time(
+                    address_of(chunk.data), address_of(chunk.table), len(chunk.table), piece.stamp_ms
+                )
+            yield chunk
+    finally:
+        file.close()
+
+
+def _copy_aborted(partition: Partition, base: int) -> None:
+    """Readers of committed data need the aborted transactions at once; they are rebuilt when the log is opened."""
+    source = os.path.join(partition.directory, file_name(base, FileKind.TXN_INDEX))
+    if not partition.fs.exists(source):
+        return
+    target = os.path.join(partition.directory, file_name(base, FileKind.TXN_INDEX, Transient.CLEANED))
+    reader = partition.fs.open(source)
+    try:
+        writer = partition.fs.open(target, create=True)
+        try:
+            writer.pwrite(reader.pread(min(reader.size(), partition.limits.side_file_bytes), 0), 0)
+            writer.fsync()
+        finally:
+            writer.close()
+    finally:
+        reader.close()
+
+
+def _swap(partition: Partition, state_path: str, state: PartitionState, made: dict[int, SegmentEntry]) -> None:
+    fs, directory = partition.fs, partition.directory
+    old = [base for base in made if fs.exists(os.path.join(directory, file_name(base, FileKind.LOG)))]
+    note = SwapNote(tuple(sorted(made)), tuple(sorted(old)))
+    fs.fsync_dir(directory)
+    write_state(fs, state_path, replace(state, generation=state.generation + 1, swap=note))
+    replace_segments(fs, directory, note.new_bases, note.old_bases)
+
+
+def _listed(
+    partition: Partition, state: PartitionState, plan: Salvage, made: dict[int, SegmentEntry]
+) -> tuple[SegmentEntry, ...]:
+    known = {entry.base_offset: entry for entry in state.segments}
+    entries = dict(made)
+    for segment in plan.segments:
+        base = segment.base_offset
+        if base in entries or segment.scan is None:
+            continue
+        entry = known.get(base)
+        same = entry is not None and entry.size_bytes == segment.scan.size_bytes
+        entries[base] = entry if entry and same else SegmentEntry(base, segment.scan.size_bytes, -1)
+    return tuple(entries[base] for base in sorted(entries))
+
+
+def reasons(documents: Iterable[bytes]) -> tuple[Loss, ...]:
+    """Losses that `reason.json` files of earlier recoveries speak of; what cannot be read is left out."""
+    found: tuple[Loss, ...] = ()
+    for data in documents:
+        try:
+            body = json.loads(data)
+            losses = [Loss(int(b), int(e), str(r), int(s), m is True) for b, e, r, s, m in body.get("losses", ())]
+        except (ValueError, TypeError, AttributeError):
+            continue
+        found = merged(found, [each for each in losses if 0 <= each.base_offset < each.end_offset])
+    return found
+
+
+def dropped_tombstones(document: bytes) -> int | None:
+    """The partition's count at the time of the reason; None where it does not say."""
+    try:
+        value = json.loads(document).get("dropped_tombstones")
+    except (ValueError, AttributeError):
+        return None
+    return value if type(value) is int else None

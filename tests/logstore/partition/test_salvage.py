@@ -1,0 +1,274 @@
+"""What is kept of a damaged partition: every intact batch, at its offset, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import pytest
+
+from logstore.config import LogConfig
+from logstore.limits import DEFAULT_LIMITS
+from logstore.partition.log import PartitionLog
+from logstore.partition.salvage import Partition, Salvage, carry_out, plan_salvage, reasons
+from logstore.partition.state import Loss, PartitionState, read_state
+from logstore.partition.swap import finish_swap
+from simulation.filesystem import PowerCut, SimulatedFileSystem
+from simulation.logs import DIRECTORY, NOW_MS, contents, directory_bytes, open_log, rec, sized_batch, state_path
+
+CONFIG = LogConfig(segment_bytes=300, index_interval_bytes=50)
+STATE = state_path(DIRECTORY)
+Row = tuple[int, bytes | None, bytes | None, int]
+
+
+def filled() -> tuple[SimulatedFileSystem, list[Row]]:
+    """Batches of 100 bytes and two records, three a segment: bases 0, 6, 12, 18; the log ends at 24. All synced."""
+    fs = SimulatedFileSystem()
+    log = open_log(fs, config=CONFIG)
+    for n in range(12):
+        log.append_batches(sized_batch(100, count=2, at_ms=1000 + n), leader_epoch=n // 4)
+    rows = contents(log)
+    log.close()
+    return fs, rows
+
+
+def path(base_offset: int, kind: str = "log") -> str:
+    return f"{DIRECTORY}/{base_offset:020d}.{kind}"
+
+
+def write(fs: SimulatedFileSystem, name: str, data: bytes, position: int = 0) -> None:
+    file = fs.open(name, create=True)
+    file.pwrite(data, position)
+    file.fsync()
+
+
+def put(fs: SimulatedFileSystem, name: str, data: bytes) -> None:
+    file = fs.open(name, create=True)
+    file.truncate(0)
+    file.pwrite(data, 0)
+    file.fsync()
+
+
+def given(fs: SimulatedFileSystem, committed: int | None = 24, **changes: object) -> Partition:
+    state = read_state(fs, STATE)
+    if state is not None and state.swap is not None:
+        state = finish_swap(fs, DIRECTORY, STATE, state)
+    fields: dict[str, object] = {"state": state} | changes
+    return Partition(
+        fs,
+        DIRECTORY,
+        "orders-0",
+        committed=committed,
+        config=CONFIG,
+        limits=DEFAULT_LIMITS,
+        now_ms=NOW_MS,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def salvage(fs: SimulatedFileSystem, **options: object) -> tuple[Salvage, PartitionLog]:
+    """Plan, carry out, open with every check; the log must have nothing more to give up."""
+    partition = given(fs, **options)  # type: ignore[arg-type]
+    plan = plan_salvage(partition)
+    if plan.changes or partition.state is None:
+        carry_out(partition, plan, STATE)
+    log = open_log(fs, config=CONFIG, clean=False, long_lived=False, keep_offset=24)
+    assert not log.recovery.found_damage, log.recovery
+    return plan, log
+
+
+def ranges(losses: tuple[Loss, ...]) -> list[tuple[int, int]]:
+    return [(each.base_offset, each.end_offset) for each in losses]
+
+
+def without(rows: list[Row], *lost: tuple[int, int]) -> list[Row]:
+    return [row for row in rows if not any(low <= row[0] < high for low, high in lost)]
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", range(0, 300, 7))
+@pytest.mark.parametrize("base", [0, 6, 18])
+def test_a_flipped_bit_costs_one_batch_at_most(base: int, at: int) -> None:
+    fs, rows = filled()
+    data = bytearray(directory_bytes(fs)[f"{base:020d}.log"])
+    data[at] ^= 0x10
+    put(fs, path(base), bytes(data))
+    plan, log = salvage(fs)
+    hit = base + 2 * (at // 100)
+    lost = [] if at % 100 in range(12, 16) else [(hit, hit + 2)]  # no checksum covers the leader epoch
+    assert ranges(plan.losses) == lost
+    assert contents(log) == without(rows, *lost)
+    assert log.log_end_offset == 24
+    assert not any(each.at_most for each in plan.losses)
+    log.append([rec("next")])
+    assert contents(log)[-1][0] == 24
+    log.close()
+    state = read_state(fs, STATE)
+    assert state is not None
+    assert state.losses == plan.losses
+
+
+def test_damage_of_several_segments_is_told_file_by_file() -> None:
+    fs, rows = filled()
+    write(fs, path(0), b"\xff" * 50, 120)
+    write(fs, path(6), b"\xff" * 150, 70)
+    fs.unlink(path(12))
+    before = directory_bytes(fs)
+    plan = plan_salvage(given(fs))
+    assert directory_bytes(fs) == before, "planning changes nothing"
+    assert [(each.file, each.position, each.base_offset, each.end_offset) for each in plan.damages] == [
+        (path(0), 100, 2, 4),
+        (path(6), 0, 6, 12),
+        (path(12), 0, 12, 18),
+    ]
+    done, log = salvage(fs)
+    assert (done.losses, done.damages) == (plan.losses, plan.damages)
+    assert contents(log) == without(rows, (2, 4), (6, 18))
+    assert log.log_start_offset == 0
+    folder = f"{DIRECTORY}/quarantine/000001"
+    assert fs.files()[f"{folder}/{0:020d}.log.from-100"] == before[f"{0:020d}.log"][100:200]
+    reason = json.loads(fs.files()[f"{folder}/reason.json"])
+    assert [(cut["file"], cut["position"], cut["base_offset"], cut["end_offset"]) for cut in reason["cuts"]] == [
+        (f"{0:020d}.log", 100, 2, 4),
+        (f"{6:020d}.log", 0, 6, 12),
+        (f"{12:020d}.log", 0, 12, 18),
+    ]
+    assert ranges(reasons([fs.files()[f"{folder}/reason.json"]])) == [(2, 4), (6, 12), (12, 18)]
+
+
+def test_the_first_segment_can_go_without_the_log_start_moving() -> None:
+    fs, rows = filled()
+    fs.unlink(path(0))
+    plan, log = salvage(fs)
+    assert (log.log_start_offset, ranges(plan.losses)) == (0, [(0, 6)])
+    assert contents(log) == without(rows, (0, 6))
+
+
+def test_a_log_that_lost_its_end_goes_on_at_the_committed_end() -> None:
+    fs, rows = filled()
+    put(fs, path(18), directory_bytes(fs)[f"{18:020d}.log"][:150])
+    plan, log = salvage(fs)
+    assert ranges(plan.losses) == [(20, 24)]
+    assert contents(log) == without(rows, (20, 24))
+    assert log.append([rec("next")]).first_offset == 24
+
+
+def test_nothing_left_at_all() -> None:
+    fs, _ = filled()
+    for base in (0, 6, 12, 18):
+        fs.unlink(path(base))
+    plan, log = salvage(fs)
+    assert plan.losses[0].base_offset == 0
+    assert plan.losses[-1].end_offset == 24
+    assert contents(log) == []
+    assert log.append([rec("next")]).first_offset == 24
+
+
+def test_batches_in_the_wrong_file_are_put_where_they_belong() -> None:
+    fs, rows = filled()
+    files = directory_bytes(fs)
+    put(fs, path(6), files[f"{12:020d}.log"])
+    put(fs, path(12), files[f"{6:020d}.log"])
+    plan, log = salvage(fs)
+    assert plan.losses == ()
+    assert contents(log) == rows
+
+
+def test_an_offset_that_lies_is_found_though_the_next_batch_is_damaged() -> None:
+    fs, rows = filled()
+    write(fs, path(0), struct.pack(">q", 4), 0)  # claims 4 and 5
+    write(fs, path(0), b"\xff" * 30, 130)
+    plan, log = salvage(fs)
+    assert ranges(plan.losses) == [(0, 4)]
+    assert contents(log) == without(rows, (0, 4))
+
+
+def test_a_batch_inside_a_damaged_records_value_is_not_taken_for_a_batch_of_the_log() -> None:
+    fs = SimulatedFileSystem()
+    log = open_log(fs)
+    log.append([rec("one")])
+    inner = struct.pack(">q", 2) + sized_batch(80)[8:]  # intact, at an offset that would do
+    log.append([rec(inner.decode("latin-1"))])
+    log.append([rec("three")])
+    log.append([rec("four")])
+    end = log.segments[0].find_batch(1)
+    assert end is not None
+    log.close()
+    write(fs, path(0), b"\xff", end.end_position - 1)
+    partition = given(fs, 4)
+    carry_out(partition, plan := plan_salvage(partition), STATE)
+    assert ranges(plan.losses) == [(1, 2)]
+    assert [row[2] for row in contents(open_log(fs, clean=False))] == [b"one", b"three", b"four"]
+
+
+def test_without_a_list_gaps_of_a_topic_that_is_never_compacted_are_losses() -> None:
+    fs, rows = filled()
+    fs.unlink(path(12))
+    fs.unlink(STATE)
+    plan, log = salvage(fs, state=None)
+    assert ranges(plan.losses) == [(12, 18)]
+    assert contents(log) == without(rows, (12, 18))
+
+
+def test_without_a_list_earlier_losses_come_from_the_reasons_in_quarantine() -> None:
+    fs, rows = filled()
+    write(fs, path(6), b"\xff" * 20, 120)
+    _, log = salvage(fs)
+    log.close()
+    fs.unlink(STATE)
+    known = reasons([fs.files()[f"{DIRECTORY}/quarantine/000001/reason.json"]])
+    plan, log = salvage(fs, state=None, known_losses=known)
+    assert plan.losses == ()
+    assert contents(log) == without(rows, (8, 10))
+    log.close()
+    state = read_state(fs, STATE)
+    assert state is not None
+    assert ranges(state.losses) == [(8, 10)]
+
+
+def test_a_list_of_another_partition_is_not_believed() -> None:
+    fs, rows = filled()
+    state = read_state(fs, STATE)
+    assert state is not None
+    wrong = tuple(
+        type(entry)(base, entry.size_bytes, -1) for base, entry in zip((0, 7, 14, 20), state.segments, strict=True)
+    )
+    plan, log = salvage(fs, state=PartitionState(segments=wrong))
+    assert plan.losses == ()
+    assert contents(log) == rows
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
+def test_every_step_can_be_the_last(power: bool, seed: int) -> None:
+    rng = random.Random(seed)
+    start, rows = filled()
+    write(start, path(0), b"\xff" * 50, 120)
+    write(start, path(6), b"\xff" * 150, 70)
+    start.unlink(path(12))
+    put(start, path(18), directory_bytes(start)[f"{18:020d}.log"][:150])
+    start.fsync_dir(DIRECTORY)
+    lost = [(2, 4), (6, 12), (12, 18), (20, 24)]
+    whole = start.kill()
+    before = whole.operations
+    salvage(whole)
+    steps = whole.operations - before
+    for step in range(steps):
+        fs = start.kill()
+        fs.fail_after(step)
+        with pytest.raises(PowerCut):
+            salvage(fs)
+        survivor = fs.crash(random.Random(rng.random())) if power else fs.kill()
+        _, log = salvage(survivor)
+        assert contents(log) == without(rows, *lost), f"step {step} of {steps}, DURAMEN_SEED={seed}"
+        log.close()
+        state = read_state(survivor, STATE)
+        assert state is not None
+        found = [offset for each in state.losses for offset in range(each.base_offset, each.end_offset)]
+        assert found == [offset for low, high in lost for offset in range(low, high)], f"step {step}"
+        assert not any(name.endswith((".cleaned", ".swap")) for name in survivor.listdir(DIRECTORY))

@@ -1,0 +1,457 @@
+"""Stores damaged at random, recovered, and judged by an oracle that knows every batch they held.
+
+What recovery is held to: every record whose batch is intact somewhere (in its log, in another file of the partition, in
+staging) is readable at its offset; nothing is readable that was not written; the losses it reports are exactly what is
+not readable any more; a dry run says the same before; `verify` finds nothing afterwards; appends and compaction go on.
+`DURAMEN_SOAK=1` (or `make soak`) tries a thousand stores.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from compaction_job import compact
+from logstore.clock import ManualClock
+from logstore.errors import DuramenError
+from logstore.files import OS_FILES, File, OsFile, OsFileSystem
+from logstore.records.header import read_header
+from logstore.records.record import Record
+from logstore.store.committer import Committer
+from logstore.store.maintenance import Recovery, recover
+from logstore.store.store import LogStore
+from logstore.store.verify import verify_partition
+
+SOAK = os.environ.get("DURAMEN_SOAK") == "1"
+STORES = int(os.environ.get("DURAMEN_DAMAGED_STORES", "1000" if SOAK else "30"))
+STORES_OF_ONE_MAKE = 10
+FAILURES_MAX = 5
+NOW_MS = 1_700_000_000_000
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+class _UnsyncedFile(OsFile):
+    def fsync(self) -> None:
+        pass
+
+
+class UnsyncedFiles(OsFileSystem):
+    """Without waiting for the disk: what recovery makes of the bytes is judged here, not durability."""
+
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        flags = os.O_CLOEXEC | (os.O_RDWR if writable or create else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
+        return _UnsyncedFile(os.open(path, flags, 0o644), path)
+
+    def fsync_dir(self, path: str) -> None:
+        pass
+
+
+FILES = UnsyncedFiles()
+
+
+# --- stores -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of the store as it was, by the bytes that its checksum and its offset make up."""
+
+    file: Path
+    position: int
+    data: bytes
+    first_offset: int
+    end_offset: int
+
+    @property
+    def without_epoch(self) -> tuple[bytes, bytes]:
+        """The leader epoch is covered by no checksum, and no record depends on it."""
+        return self.data[:12], self.data[16:]
+
+
+@dataclass
+class Log:
+    """One partition as it was."""
+
+    batches: list[Batch]
+    records: dict[int, Record]
+    log_start: int
+    high_watermark: int
+    recovery_point: int
+
+
+@dataclass
+class Made:
+    root: Path
+    copy: Path
+    logs: dict[tuple[str, int], Log]
+    compacted: dict[str, bool]
+
+
+def rows(rng: random.Random, count: int, at_ms: int) -> list[Record]:
+    out = []
+    for number in range(count):
+        value = None if rng.random() < 0.1 else rng.randbytes(rng.randrange(60)) + b"x" * rng.randrange(40)
+        out.append(Record(b"key-%d" % rng.randrange(30), value, at_ms + number, (("h", b"1"),) * rng.randrange(2)))
+    return out
+
+
+def make_store(root: Path, rng: random.Random) -> dict[str, bool]:
+    """A few topics with several segments each; the last commits are not flushed, and staged still."""
+    kinds = {}
+    with LogStore(root, create=True, clock=ManualClock(NOW_MS), lock_wait_ms=2000, fs=FILES) as store:
+        committer = Committer(store)
+        for number in range(rng.choice((2, 3))):
+            name = f"t{number}"
+            compacted = number == 0 or rng.random() < 0.3
+            configs: dict[str, object] = {
+                "segment.bytes": rng.choice((600, 1500, 4000)),
+                "index.interval.bytes": rng.choice((100, 400, 4096)),
+                "compression.type": rng.choice(("producer", *CODECS[1:])),
+                "cleanup.policy": "compact" if compacted else "delete",
+                "retention.ms": -1,
+                "min.cleanable.dirty.ratio": 0,
+                "file.delete.delay.ms": 0,
+            }
+            if rng.random() < 0.2:
+                configs["message.timestamp.type"] = "LogAppendTime"
+            topic = store.create_topic(name, partitions=rng.choice((1, 2)), configs=configs)
+            kinds[name] = compacted
+            at_ms = NOW_MS
+            for batch in range(rng.randrange(4, 9)):
+                at_ms += 1000
+                store.append(name, rows(rng, rng.randrange(1, 40), at_ms))
+                if rng.random() < 0.4:
+                    committer.flush(topic)
+                if compacted and batch == 3:
+                    committer.flush(topic)
+                    compact(store=store, topics=[name], force=True, roll_active=True, retention=False)
+    return kinds
+
+
+def read_log(root: Path, store: LogStore, name: str, number: int) -> Log:
+    topic = store.topic(name)
+    state, ends = store.partition_state(topic, number), store.ends(topic)
+    high_watermark = ends.high_watermarks[number]
+    batches = []
+    for entry in state.segments:
+        path = root / "logs" / f"{name}-{number}" / f"{entry.base_offset:020d}.log"
+        file, position = OS_FILES.open(str(path)), 0
+        while (header := read_header(file, position, file.size())) is not None:
+            data = file.pread(header.size_bytes, position)
+            assert header.base_offset is not None
+            batches.append(Batch(path, position, data, header.base_offset, header.next_offset))
+            position = header.end_position
+        file.close()
+    return Log(
+        batches,
+        {record.offset: record for record in read_records(store, name, number)},
+        state.log_start_offset,
+        high_watermark,
+        ends.recovery_points[number],
+    )
+
+
+def read_records(store: LogStore, name: str, number: int) -> Iterator[Record]:
+    reader = store.reader(store.topic(name), number)
+    try:
+        yield from reader.records(reader.log_start_offset())
+    finally:
+        reader.close()
+
+
+def made(folder: Path, rng: random.Random) -> Made:
+    root, copy = folder / "store", folder / "copy"
+    kinds = make_store(root, rng)
+    with LogStore(root, lock_wait_ms=2000, fs=FILES) as store:
+        logs = {
+            (topic.name, number): read_log(root, store, topic.name, number)
+            for topic in store.topics()
+            for number in range(topic.partitions)
+        }
+    shutil.copytree(root, copy)
+    return Made(root, copy, logs, kinds)
+
+
+def staged_offsets(store: Made, files: set[Path]) -> dict[tuple[str, int], set[int]]:
+    """Offsets that staging has, as long as none of its files was touched."""
+    found: dict[tuple[str, int], set[int]] = {key: set() for key in store.logs}
+    if any("staging" in path.parts for path in files):
+        return found
+    for key, log in store.logs.items():
+        found[key] = set(range(log.recovery_point, log.high_watermark))
+    return found
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+Damage = Callable[[random.Random, Path], None]
+
+
+def flip(rng: random.Random, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    if data:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+
+
+def block(rng: random.Random, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    if data:
+        at, size = rng.randrange(len(data)), rng.choice((3, 20, 200, 1000))
+        what = rng.choice((rng.randbytes(size), bytes(size), b"\xff" * size))
+        data[at : at + size] = what[: len(data) - at]
+        path.write_bytes(data)
+
+
+def torn(rng: random.Random, path: Path) -> None:
+    os.truncate(path, rng.randrange(path.stat().st_size + 1))
+
+
+def longer(rng: random.Random, path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(rng.choice((bytes(300), rng.randbytes(rng.randrange(1, 300)))))
+
+
+def emptied(rng: random.Random, path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def missing(rng: random.Random, path: Path) -> None:
+    path.unlink()
+
+
+def swapped(rng: random.Random, path: Path) -> None:
+    """With another file of its kind in the same folder."""
+    others = [each for each in path.parent.iterdir() if each.suffix == path.suffix and each != path and each.is_file()]
+    if others:
+        other = rng.choice(sorted(others))
+        mine, its = path.read_bytes(), other.read_bytes()
+        path.write_bytes(its)
+        other.write_bytes(mine)
+
+
+DAMAGES: tuple[Damage, ...] = (flip, flip, flip, block, block, torn, torn, longer, emptied, missing, swapped)
+
+#: patterns below the store, and how often they are chosen
+KINDS: dict[str, tuple[tuple[str, ...], int]] = {
+    "log": (("logs/t*/*.log",), 10),
+    "indexes": (("logs/t*/*.index", "logs/t*/*.timeindex", "logs/t*/*.txnindex"), 3),
+    "snapshots": (("logs/t*/*.snapshot",), 1),
+    "epochs": (("logs/t*/leader-epoch-checkpoint",), 1),
+    "state": (("state/*/[0-9]",), 2),
+    "tails": (("state/*/tails",), 1),
+    "ends": (("state/*/ends",), 1),
+    "staging": (("staging/*-plan/*",), 2),
+    "checkpoints": (("logs/*-checkpoint",), 1),
+    "metadata": (("logs/t*/partition.metadata",), 1),
+}
+
+
+@dataclass
+class Done:
+    touched: set[Path] = field(default_factory=set)
+    kinds: Counter[str] = field(default_factory=Counter)
+    story: list[str] = field(default_factory=list)
+
+
+def damage(rng: random.Random, root: Path) -> Done:
+    done = Done()
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        kind = rng.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
+        files = sorted(path for pattern in KINDS[kind][0] for path in root.glob(pattern) if path.is_file())
+        if not files:
+            continue
+        path, how = rng.choice(files), rng.choice(DAMAGES)
+        how(rng, path)
+        done.kinds[kind] += 1
+        done.story.append(f"{how.__name__} {path.relative_to(root)}")
+    after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    done.touched = {path for path in {*before, *after} if before.get(path) != after.get(path)}
+    return done
+
+
+# --- the oracle -------------------------------------------------------------------------------------------------------
+
+
+def survivors(log: Log, staged: set[int]) -> set[int]:
+    """Offsets whose batch is intact: its bytes are in some `.log` of the partition, or in staging."""
+    folder = log.batches[0].file.parent if log.batches else None
+    files = [path.read_bytes() for path in sorted(folder.glob("*.log"))] if folder else []
+    found = set(staged)
+    for batch in log.batches:
+        if any(batch.data in data for data in files):
+            found |= set(range(batch.first_offset, batch.end_offset))
+    return found & log.records.keys()
+
+
+def check(
+    made: Made, done: Done, planned: list[Recovery], reports: list[Recovery], intact: dict[tuple[str, int], set[int]]
+) -> int:
+    """Everything the module's first lines promise; returns how many records were lost."""
+    lost_records = 0
+    by_partition = {(each.partition.topic, each.partition.partition): each for each in reports}
+    expected = {(each.partition.topic, each.partition.partition): each for each in planned}
+    with LogStore(made.root, lock_wait_ms=2000, fs=FILES) as store:
+        for key, log in made.logs.items():
+            found = {record.offset: record for record in read_records(store, *key)}
+            assert found.keys() <= log.records.keys(), f"{key}: offsets that were never written"
+            for offset, record in found.items():
+                assert record == log.records[offset], f"{key}: another record at {offset}"
+            must = intact[key]
+            assert must <= found.keys(), f"{key}: intact records are gone: {sorted(must - found.keys())}"
+            lost = log.records.keys() - found.keys()
+            lost_records += len(lost)
+            report = by_partition[key]
+            ranges = [(loss.base_offset, loss.end_offset, loss.at_most) for loss in report.losses]
+            assert ranges == [(e.base_offset, e.end_offset, e.at_most) for e in expected[key].losses], f"{key}: dry run"
+            named = {offset for low, high, _ in ranges for offset in range(low, high)}
+            unknowable = made.compacted[key[0]] and state_touched(made, done, store, key)
+            if not unknowable:
+                assert lost <= named, f"{key}: lost and not reported: {sorted(lost - named)}, reported {ranges}"
+            assert not named & found.keys(), f"{key}: reported as lost, but there: {sorted(named & found.keys())}"
+            for low, high, at_most in ranges:
+                inside = {offset for offset in lost if low <= offset < high}
+                if at_most:  # a batch may be kept for its offsets, without a record
+                    held = any(batch.first_offset < high and low < batch.end_offset for batch in log.batches)
+                    assert inside or held, f"{key}: nothing was lost from {low} to {high}"
+                else:
+                    assert len(inside) == high - low, f"{key}: {low} to {high} reported, {len(inside)} lost"
+            assert bool(ranges) <= report.found_damage
+            state = store.partition_state(store.topic(key[0]), key[1])
+            assert {o for e in state.losses for o in range(e.base_offset, e.end_offset)} == named, f"{key}: not kept"
+            assert store.high_watermark(store.topic(key[0]), key[1]) == log.high_watermark
+    return lost_records
+
+
+def state_touched(made: Made, done: Done, store: LogStore, key: tuple[str, int]) -> bool:
+    path = Path(store.layout.partition_state(store.topic(key[0]).id, key[1]))
+    return path in done.touched
+
+
+def check_goes_on(made: Made, rng: random.Random) -> None:
+    """Verify, append, read, compact, verify."""
+    with LogStore(made.root, clock=ManualClock(NOW_MS + 10_000_000), lock_wait_ms=2000, fs=FILES) as store:
+        check_sound(store)
+        ends = {topic.name: store.ends(topic).high_watermarks for topic in store.topics()}
+        for name, high_watermarks in ends.items():
+            given = rows(rng, 20, NOW_MS + 5_000_000)
+            store.append(name, given)
+            topic = store.topic(name)
+            found = [
+                record
+                for number, base in enumerate(high_watermarks)
+                for record in store.reader(topic, number).records(base)
+            ]
+            assert sorted(r.value or b"" for r in found) == sorted(r.value or b"" for r in given)
+        losses = {key: store.partition_state(store.topic(key[0]), key[1]).losses for key in made.logs}
+        for name, compacted in made.compacted.items():
+            if compacted:
+                report = compact(store=store, topics=[name], force=True, roll_active=True, retention=False)
+                assert not report.failed, [run.reason for run in report.failed]
+        check_sound(store)
+        for key, before in losses.items():
+            assert store.partition_state(store.topic(key[0]), key[1]).losses == before
+        for topic in store.topics():
+            assert not any(each.found_damage for each in recover(store, topic, dry_run=True))
+
+
+def check_sound(store: LogStore) -> None:
+    for topic in store.topics():
+        for number in range(topic.partitions):
+            result = verify_partition(
+                store.fs,
+                store.layout.partition(topic.partition(number)),
+                partition=topic.partition(number),
+                topic_id=topic.id,
+                state_path=store.layout.partition_state(topic.id, number),
+                high_watermark=store.high_watermark(topic, number),
+            )
+            assert result.sound, result.findings
+
+
+def one_store(made: Made, rng: random.Random) -> tuple[Done, int]:
+    shutil.rmtree(made.root)
+    shutil.copytree(made.copy, made.root)
+    done = damage(rng, made.root)
+    try:
+        staged = staged_offsets(made, done.touched)
+        intact = {key: survivors(log, staged[key]) for key, log in made.logs.items()}
+        with LogStore(made.root, clock=ManualClock(NOW_MS + 9_000_000), lock_wait_ms=2000, fs=FILES) as store:
+            before = content(made.root)
+            planned = [each for topic in store.topics() for each in recover(store, topic, dry_run=True)]
+            assert content(made.root) == before, "a dry run changed files"
+            reports = [each for topic in store.topics() for each in recover(store, topic)]
+        lost = check(made, done, planned, reports, intact)
+        if not any(path.suffix == ".log" for path in done.touched):
+            assert not any(each.losses for each in reports)
+        check_goes_on(made, rng)
+    except (AssertionError, DuramenError, OSError) as error:
+        raise AssertionError(f"{'; '.join(done.story)}: {type(error).__name__}: {error}") from error
+    return done, lost
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and "locks" not in path.parts
+    }
+
+
+@pytest.mark.timeout(0 if SOAK else 900)
+def test_recover_costs_what_was_damaged_and_nothing_else(tmp_path: Path, seed: int) -> None:
+    kinds: Counter[str] = Counter()
+    failures: list[str] = []
+    lost = 0
+    store: Made | None = None
+    first = int(os.environ.get("DURAMEN_DAMAGED_FIRST", "0"))
+    for number in range(first, first + STORES):
+        group, rng = number // STORES_OF_ONE_MAKE, random.Random(f"{seed} {number}")
+        if store is None or number % STORES_OF_ONE_MAKE == 0:
+            shutil.rmtree(tmp_path / "made", ignore_errors=True)
+            store = made(tmp_path / "made", random.Random(f"{seed} make {group}"))
+        try:
+            done, cost = one_store(store, rng)
+        except AssertionError as error:
+            failures.append(f"store {number} of DURAMEN_SEED={seed}: {error}")
+            print(failures[-1], flush=True)
+            if len(failures) >= FAILURES_MAX:
+                break
+            continue
+        kinds += done.kinds
+        lost += cost
+    assert not failures, "\n".join(failures)
+    if STORES >= 30:
+        assert lost, "no store lost anything: the damage is too gentle to show something"
+    print(f"{STORES} stores of seed {seed}: damaged {dict(kinds)}, {lost} records lost and reported")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("log", "staging")])
+def test_damage_beside_the_logs_costs_nothing(tmp_path: Path, seed: int, kind: str) -> None:
+    """One file of the kind, damaged in each way, one after the other."""
+    rng = random.Random(f"{seed} {kind}")
+    store = made(tmp_path / "made", rng)
+    for how in dict.fromkeys(DAMAGES):
+        shutil.rmtree(store.root)
+        shutil.copytree(store.copy, store.root)
+        files = sorted(path for pattern in KINDS[kind][0] for path in store.root.glob(pattern) if path.is_file())
+        if not files:
+            return
+        path = rng.choice(files)
+        how(rng, path)
+        with LogStore(store.root, lock_wait_ms=2000, fs=FILES) as opened:
+            reports = [each for topic in opened.topics() for each in recover(opened, topic)]
+            assert not any(each.losses for each in reports), f"{how.__name__} {path}"
+            for key, log in store.logs.items():
+                assert {r.offset: r for r in read_records(opened, *key)} == log.records, f"{how.__name__} {path}"
