@@ -15,6 +15,7 @@ from typing import Any
 from logstore.errors import InvalidConfig, OffsetOutOfRange, UnknownTopic
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
+from logstore.store.visibility import visible_ends
 from streaming.options import EARLIEST, IDS, LATEST, Boundary, ReadOptions
 
 #: topic -> partition (as text: offsets of a stream are JSON) -> offset; and under IDS topic -> id
@@ -61,7 +62,23 @@ def resolve(store: LogStore, options: ReadOptions, boundary: Boundary, name: str
     for topic, _ in partitions:
         if boundary.topic_ids.get(topic.name, topic.id) != topic.id:
             raise _recreated(topic.name)
-    return [(topic, number, _offset(store, options, boundary, topic, number, name)) for topic, number in partitions]
+    ends = visible_ends(store, [topic for topic, _ in partitions])
+    return [
+        (
+            topic,
+            number,
+            _offset(
+                store,
+                options,
+                boundary,
+                topic,
+                number,
+                name,
+                ends[topic.id].visible(committed=options.committed)[number],
+            ),
+        )
+        for topic, number in partitions
+    ]
 
 
 def _check_complete(given: dict[str, dict[int, int]], partitions: Sequence[tuple[Topic, int]], name: str) -> None:
@@ -78,14 +95,15 @@ def _joined(partitions: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{topic}-{number}" for topic, number in partitions[:5])
 
 
-def _offset(store: LogStore, options: ReadOptions, boundary: Boundary, topic: Topic, number: int, name: str) -> int:
+def _offset(
+    store: LogStore, options: ReadOptions, boundary: Boundary, topic: Topic, number: int, name: str, end: int
+) -> int:
     start = store.partition_state(topic, number).log_start_offset
-    end = _end(store, options, topic, number)
     timestamp_ms = boundary.timestamp_ms
     if boundary.timestamps is not None:
         timestamp_ms = boundary.timestamps[topic.name][number]
     if timestamp_ms is not None:
-        found = store.reader(topic, number).offset_for_timestamp(timestamp_ms)
+        found = store.reader(topic, number, end_offset=end).offset_for_timestamp(timestamp_ms)
         if found is not None:
             return min(found.offset, end)
         if name == "starting" and not options.latest_when_no_timestamp:
@@ -109,9 +127,22 @@ def _offset(store: LogStore, options: ReadOptions, boundary: Boundary, topic: To
     return offset
 
 
-def _end(store: LogStore, options: ReadOptions, topic: Topic, number: int) -> int:
-    ends = store.ends(topic)
-    return (ends.last_stable_offsets if options.committed else ends.high_watermarks)[number]
+def latest_positions(store: LogStore, options: ReadOptions) -> Positions:
+    """Where a read ends now: a commit to several of its topics is in all of them or in none."""
+    partitions = subscribed(store, options)
+    ends = visible_ends(store, [topic for topic, _ in partitions])
+    return {
+        (topic.name, topic.id, number): ends[topic.id].visible(committed=options.committed)[number]
+        for topic, number in partitions
+    }
+
+
+def visible_end(store: LogStore, options: ReadOptions, topic: Topic, wanted: OffsetRange) -> int:
+    """Where the topic ends, by what the others of the read say where it has not come as far itself."""
+    end = store.ends(topic).visible(committed=options.committed)[wanted.partition]
+    if end < wanted.end:
+        end = latest_positions(store, options).get((topic.name, topic.id, wanted.partition), end)
+    return end
 
 
 def batch_ranges(store: LogStore, options: ReadOptions) -> list[OffsetRange]:
@@ -137,7 +168,7 @@ def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> Offs
         if options.fail_on_data_loss:
             raise _recreated(wanted.topic)
         return replace(wanted, start=wanted.end)
-    end = _end(store, options, topic, wanted.partition)
+    end = visible_end(store, options, topic, wanted)
     if wanted.end > end and options.fail_on_data_loss:
         raise OffsetOutOfRange(
             f"records up to {wanted.end} were there, the log ends at {end}",

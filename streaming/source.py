@@ -50,12 +50,13 @@ from streaming.ranges import (
     batch_ranges,
     from_stream,
     in_range,
+    latest_positions,
     limited,
     resolve,
     split,
     stream_start,
-    subscribed,
     to_stream,
+    visible_end,
 )
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -214,12 +215,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> Positions:
         with LogStore(self.options.store) as store:
-            ends = {}
-            for topic, number in subscribed(store, self.options):
-                found = store.ends(topic)
-                per = found.last_stable_offsets if self.options.committed else found.high_watermarks
-                ends[topic.name, topic.id, number] = per[number]
-            return ends
+            return latest_positions(store, self.options)
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         stops = from_stream(end)
@@ -245,7 +241,9 @@ def read_range(
     with LogStore(options.store) as store:
         while wanted.start < wanted.end:
             wanted = in_range(store, options, wanted)
-            reader = store.reader(store.topic(wanted.topic), wanted.partition)
+            topic = store.topic(wanted.topic)
+            end = min(wanted.end, visible_end(store, options, topic, wanted))
+            reader = store.reader(topic, wanted.partition, end_offset=end)
             try:
                 for decoded in reader.columns(wanted.start, wanted.end, committed=options.committed, headers=headers):
                     batch = spark_batch(decoded, wanted.topic, wanted.partition, columns)

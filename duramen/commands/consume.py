@@ -1,4 +1,4 @@
-"""`duramen consume`: records of a topic, one JSON object a line."""
+"""`duramen consume`: records of topics, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from duramen.session import bad_usage, session
 from duramen.terminal import json_text
 
 if TYPE_CHECKING:
-    from logstore.partition.reader import PartitionReader
     from logstore.records.record import Record
+    from logstore.store.ends import TopicEnds
     from logstore.store.registry import Topic
     from logstore.store.store import LogStore
 
@@ -39,7 +39,7 @@ class OutOfRange(str, Enum):
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics.", show_default=False)],
     encoding: Annotated[
         Encoding, typer.Option("--encoding", help="How keys, values and headers are shown.")
     ] = Encoding.UTF8,
@@ -75,29 +75,38 @@ def consume(
     if from_offset is not None and from_timestamp is not None:
         raise bad_usage("--from-offset and --from-timestamp exclude each other")
     committed = isolation is IsolationLevel.READ_COMMITTED
-    show = _shower(encoding)
+    show = _shower(encoding, several=len(set(topics)) > 1)
     with session.open() as store:
-        found = store.topic(topic)
-        numbers = list(range(found.partitions)) if partition is None else [found.partition(partition).partition]
+        from logstore.store.visibility import visible_ends
+
+        found = [store.topic(name) for name in sorted(set(topics))]
+        chosen = [
+            (topic, number)
+            for topic in found
+            for number in (range(topic.partitions) if partition is None else [topic.partition(partition).partition])
+        ]
+        ends = visible_ends(store, found)
         tails = [
             _Tail(
                 store,
-                found,
+                topic,
                 number,
                 committed,
-                _start(store, found, number, from_offset, from_timestamp, len(numbers)),
+                _start(store, topic, number, from_offset, from_timestamp, len(chosen), ends[topic.id]),
                 on_out_of_range.value,
             )
-            for number in numbers
+            for topic, number in chosen
         ]
         left = max_records
         try:
             while True:
+                # One moment for all: what was committed to several topics is in all of them or in none.
+                ends = visible_ends(store, found)
                 for tail in tails:
-                    for record in tail.records():
+                    for record in tail.records(ends[tail.topic.id]):
                         if left is not None and left <= 0:
                             return
-                        sys.stdout.write(show(tail.number, record))
+                        sys.stdout.write(show(tail.topic.name, tail.number, record))
                         left = None if left is None else left - 1
                 if not follow or left == 0:
                     return
@@ -109,20 +118,27 @@ def consume(
 
 
 def _start(
-    store: LogStore, topic: Topic, number: int, from_offset: str | None, from_timestamp: int | None, partitions: int
+    store: LogStore,
+    topic: Topic,
+    number: int,
+    from_offset: str | None,
+    from_timestamp: int | None,
+    partitions: int,
+    ends: TopicEnds,
 ) -> int | None:
     """The offset to begin at; None for the log start."""
+    end = ends.high_watermarks[number]
     if from_timestamp is not None:
-        found = store.reader(topic, number).offset_for_timestamp(from_timestamp)
-        return store.high_watermark(topic, number) if found is None else found.offset
+        found = store.reader(topic, number, end_offset=end).offset_for_timestamp(from_timestamp)
+        return end if found is None else found.offset
     if from_offset in (None, "earliest"):
         return None
     if from_offset == "latest":
-        return store.high_watermark(topic, number)
+        return end
     if not (from_offset.isascii() and from_offset.isdigit() and len(from_offset) <= 19):
         raise bad_usage(f"--from-offset takes a number, earliest or latest, not {from_offset!r}")
     if partitions > 1:
-        raise bad_usage("an offset means something in one partition only: give --partition too")
+        raise bad_usage("an offset means something in one partition only: give one topic, and --partition too")
     return int(from_offset)
 
 
@@ -133,27 +149,31 @@ class _Tail:
         self, store: LogStore, topic: Topic, number: int, committed: bool, start: int | None, on_out_of_range: str
     ) -> None:
         self._store = store
-        self._topic = topic
+        self.topic = topic
         self.number = number
         self._committed = committed
-        self._reader: PartitionReader = store.reader(topic, number)
-        self._position = self._reader.log_start_offset() if start is None else start
+        self._position = store.partition_state(topic, number).log_start_offset if start is None else start
         self._on_out_of_range = on_out_of_range
 
-    def records(self) -> Iterator[Record]:
+    def records(self, ends: TopicEnds) -> Iterator[Record]:
+        """Up to the ends given."""
         from logstore.partition.reading import OnOutOfRange
 
-        ends = self._store.ends(self._topic)
-        end = (ends.last_stable_offsets if self._committed else ends.high_watermarks)[self.number]
+        end = ends.visible(committed=self._committed)[self.number]
         how = OnOutOfRange(self._on_out_of_range)
         if end <= self._position <= ends.high_watermarks[self.number]:
             return
-        yield from self._reader.records(self._position, end, committed=self._committed, on_out_of_range=how)
+        reader = self._store.reader(self.topic, self.number, end_offset=end)
+        try:
+            yield from reader.records(self._position, end, committed=self._committed, on_out_of_range=how)
+        finally:
+            reader.close()
         # Past control records and what compaction removed too, so that waiting is not reading again.
         self._position = end
 
 
-def _shower(encoding: Encoding) -> Callable[[int, Record], str]:
+def _shower(encoding: Encoding, *, several: bool) -> Callable[[str, int, Record], str]:
+    """A record as a line; with its topic where there are several."""
     if encoding is Encoding.BASE64:
         import base64
 
@@ -169,8 +189,9 @@ def _shower(encoding: Encoding) -> Callable[[int, Record], str]:
 
                 raise InvalidRecord(f"the {what} is not UTF-8", offset=offset, hint="Use --encoding base64.") from error
 
-    def show(number: int, record: Record) -> str:
+    def show(topic: str, number: int, record: Record) -> str:
         document: dict[str, Any] = {
+            **({"topic": topic} if several else {}),
             "partition": number,
             "offset": record.offset,
             "timestamp": record.timestamp_ms,

@@ -37,7 +37,7 @@ from logstore.partition.checkpoint import partition_metadata
 from logstore.partition.log import PartitionLog
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, SEGMENT_KINDS, FileKind, file_name
 from logstore.store.apply import apply_partition, apply_partitions, numbers_of
-from logstore.store.ends import TopicEnds
+from logstore.store.ends import JointEnds, TopicEnds, read_applied_sequence
 from logstore.store.locks import FileLock
 from logstore.store.placing import place_partitions
 from logstore.store.plan import Plan, TopicPlan, read_plan, write_plan
@@ -233,10 +233,12 @@ class Committer:
 
             began = time.monotonic()
             try:
+                # All are appended before the first is published: that one says of the others how far they are.
                 for topic_plan in plan.topics:
+                    self._apply(plan, topics[topic_plan.topic_id], apply_many, placed=True)
+                for at, topic_plan in enumerate(plan.topics):
                     topic = topics[topic_plan.topic_id]
-                    self._apply(plan, topic, apply_many, placed=True)
-                    self._publish(topic, ends[topic.id], topic_plan)
+                    self._publish(topic, ends[topic.id], topic_plan, _joint(plan.topics[at + 1 :]))
             except Exception as error:
                 raise AppendUnfinished(
                     f"the batch is committed (plan {plan.plan_id}), but appending it failed: {error}",
@@ -348,15 +350,31 @@ class Committer:
         except OSError:  # whatever it is: the long way says
             return False
 
-    def _publish(self, topic: Topic, ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
-        """Readers see the batch from here on."""
+    def _publish(
+        self, topic: Topic, ends: TopicEnds, plan: TopicPlan, joint: Mapping[str, JointEnds] | None = None
+    ) -> TopicEnds:
+        """Readers see the batch from here on; who reads several topics, in those of `joint` too."""
         while True:
-            published = _with_plan(ends, plan)
+            published = replace(
+                ends.advanced(plan.end_offsets, plan.sequence),
+                joint={**self._still_behind(ends.joint), **(joint or {})},
+            )
             if self.store.replace_ends(topic, ends, published):
                 return published
             ends = self.store.ends(topic)  # the lease was lost meanwhile
             if ends.applied_sequence >= plan.sequence:
                 return ends  # another has published this, and perhaps more
+
+    def _still_behind(self, joint: Mapping[str, JointEnds]) -> dict[str, JointEnds]:
+        """What must still be said of other topics: they are not published that far themselves."""
+        behind = {}
+        for topic_id, told in joint.items():
+            applied: int | None = 0
+            with contextlib.suppress(CorruptState):
+                applied = read_applied_sequence(self._fs, self.store.layout.ends(topic_id), limits=self.store.limits)
+            if applied is not None and applied < told.sequence:
+                behind[topic_id] = told
+        return behind
 
     # --- settle -----------------------------------------------------------------------------------------------------
 
@@ -397,7 +415,53 @@ class Committer:
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
         self._apply(plan, topic, None)
-        return self._publish(topic, ends, topic_plan)
+        return self._publish(topic, ends, topic_plan, self._append_to_others(topic, plan))
+
+    def _append_to_others(self, topic: Topic, plan: Plan) -> dict[str, JointEnds]:
+        """Append what a plan has for other topics, and all that comes before it there; returns how far they are then.
+
+        Their own settling publishes it. Plans that come first may have topics of their own, and so on. A topic that is
+        gone or damaged is left out: it must not stop this one.
+        """
+        reached: dict[str, TopicPlan] = {}
+        todo = [each for each in plan.topics if each.topic_id != topic.id]
+        while todo:
+            other = todo.pop()
+            known = reached.get(other.topic_id)
+            if known is not None and known.sequence >= other.sequence:
+                continue
+            try:
+                behind = self.store.topic(other.topic)
+                if behind.id != other.topic_id:
+                    continue
+                plans = self._append_up_to(behind, other.sequence)
+            except (UnknownTopic, DamagedLog, CorruptState):
+                continue
+            if plans:
+                reached[other.topic_id] = other
+            todo += [each for one in plans for each in one.topics if each.topic_id not in (topic.id, other.topic_id)]
+        return _joint(reached.values())
+
+    def _append_up_to(self, topic: Topic, sequence: int) -> list[Plan]:
+        """Append another topic's commits up to `sequence`; returns those that it has not published.
+
+        Its lease is not waited for, or two processes could wait for each other: applying is safe without.
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                if not self.store.locks.holds_lease(topic.id):
+                    what = f"append to {topic.name}"
+                    held.enter_context(self.store.locks.lease(topic.id, what=what, wait_ms=0))
+                ends = self._repaired(topic, self.store.ends(topic))
+            except LockHeld:
+                ends = self.store.ends(topic)
+            plans = []
+            for row in self.ledger.commits_after(topic.id, ends.applied_sequence):
+                if row.sequence <= sequence and not row.void:
+                    plan = self._committed_plan(topic, row)
+                    self._apply(plan, topic, None)
+                    plans.append(plan)
+            return plans
 
     def _committed_plan(self, topic: Topic, row: CommitRow) -> Plan:
         """Raises DamagedLog when it is gone, CorruptState when it is not the one that was committed."""
@@ -590,17 +654,8 @@ def unflushed_of(ends: TopicEnds) -> list[int]:
     return [number for number, (flushed, published) in enumerate(pairs) if flushed < published]
 
 
-def _with_plan(ends: TopicEnds, plan: TopicPlan) -> TopicEnds:
-    """The ends once the plan is applied."""
-    # The topic may have been widened since the plan was made.
-    planned = (*plan.end_offsets, *ends.high_watermarks[len(plan.end_offsets) :])
-    watermarks = tuple(max(*pair) for pair in zip(ends.high_watermarks, planned, strict=True))
-    moved = [new != old for new, old in zip(watermarks, ends.high_watermarks, strict=True)]
-    stable = tuple(
-        new if was_moved and ends.last_stable_offsets[number] == ends.high_watermarks[number] else old
-        for number, (new, old, was_moved) in enumerate(zip(watermarks, ends.last_stable_offsets, moved, strict=True))
-    )
-    return replace(ends, high_watermarks=watermarks, last_stable_offsets=stable, applied_sequence=plan.sequence)
+def _joint(plans: Iterable[TopicPlan]) -> dict[str, JointEnds]:
+    return {plan.topic_id: JointEnds(plan.sequence, plan.end_offsets) for plan in plans}
 
 
 def _dense_end(log: PartitionLog, offset: int) -> int:

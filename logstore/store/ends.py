@@ -1,18 +1,37 @@
 """A topic's `ends`: the applied sequence, and of each partition the high watermark, last stable offset, recovery point.
 
-Changed under the topic's lease, as a whole file. Readers take the high watermark from here before anything else.
+Changed under the topic's lease, as a whole file. Readers take the high watermark from here before anything else. After
+a commit to several topics the one that is published first also says how far the others are (`joint`), until they are
+published themselves; see `visibility`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.store.sealed import Parsed, read_sealed_bytes, unseal, whole_number, whole_numbers, write_sealed
+from logstore.store.sealed import (
+    Parsed,
+    read_sealed,
+    read_sealed_bytes,
+    unseal,
+    whole_number,
+    whole_numbers,
+    write_sealed,
+)
 
 VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JointEnds:
+    """How far another topic is by a commit that both have: everything up to here is in its logs."""
+
+    sequence: int
+    end_offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +44,23 @@ class TopicEnds:
     applied_sequence: int = 0
     #: the last one that is known to be on disk there; the staged files of later ones are the redo log
     flushed_sequence: int = 0
+    #: by topic id, of topics that share a commit with this one and may not be published that far yet
+    joint: Mapping[str, JointEnds] = field(default_factory=dict)
+
+    def visible(self, *, committed: bool) -> tuple[int, ...]:
+        """Where readers of that isolation must stop, by partition."""
+        return self.last_stable_offsets if committed else self.high_watermarks
+
+    def advanced(self, end_offsets: tuple[int, ...], sequence: int) -> TopicEnds:
+        """The ends once the commit with this sequence, which ends there, is applied."""
+        # The topic may have been widened since, or be seen as it was before.
+        planned = (*end_offsets, *self.high_watermarks[len(end_offsets) :])[: len(self.high_watermarks)]
+        watermarks = tuple(max(*pair) for pair in zip(self.high_watermarks, planned, strict=True))
+        stable = tuple(
+            new if old_stable == old else old_stable
+            for new, old, old_stable in zip(watermarks, self.high_watermarks, self.last_stable_offsets, strict=True)
+        )
+        return replace(self, high_watermarks=watermarks, last_stable_offsets=stable, applied_sequence=sequence)
 
     @classmethod
     def empty(cls, partitions: int) -> TopicEnds:
@@ -82,12 +118,35 @@ def _parse(data: bytes, path: str, partitions: int) -> TopicEnds:
         recovery_points=whole_numbers(document, "recovery_points", file=path),
         applied_sequence=whole_number(document, "applied_sequence", file=path),
         flushed_sequence=whole_number(document, "flushed_sequence", file=path),
+        joint=_joint(document.get("joint", {}), path),
     )
     counts = {len(ends.high_watermarks), len(ends.last_stable_offsets), len(ends.recovery_points)}
     if len(counts) != 1 or max(counts) > partitions:
         raise CorruptState(f"holds {max(counts)} partitions, the topic has {partitions}", file=path)
     # A topic is widened in its own file first; the new partitions have nothing yet.
     return ends.grown(partitions)
+
+
+def _joint(document: object, path: str) -> dict[str, JointEnds]:
+    if not isinstance(document, dict):
+        raise CorruptState("joint is not an object", file=path)
+    joint = {}
+    for topic_id, told in document.items():
+        if not isinstance(told, dict):
+            raise CorruptState(f"joint has no ends for {topic_id}", file=path)
+        joint[topic_id] = JointEnds(
+            whole_number(told, "sequence", file=path), whole_numbers(told, "end_offsets", file=path)
+        )
+    return joint
+
+
+def read_applied_sequence(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) -> int | None:
+    """The sequence alone, of a topic of which no more is known; None when it has no file. Raises CorruptState."""
+    try:
+        document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
+    except FileNotFoundError:
+        return None
+    return whole_number(document, "applied_sequence", file=path)
 
 
 def write_ends(fs: FileSystem, path: str, ends: TopicEnds, *, durable: bool = True) -> None:
@@ -100,6 +159,10 @@ def write_ends(fs: FileSystem, path: str, ends: TopicEnds, *, durable: bool = Tr
             "high_watermarks": list(ends.high_watermarks),
             "last_stable_offsets": list(ends.last_stable_offsets),
             "recovery_points": list(ends.recovery_points),
+            "joint": {
+                topic_id: {"sequence": told.sequence, "end_offsets": list(told.end_offsets)}
+                for topic_id, told in ends.joint.items()
+            },
         },
         version=VERSION,
         durable=durable,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logstore.cleaner.filter import ABORTED, TOMBSTONE
+from logstore.cleaner.versions import Order
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.files import File, read_whole
@@ -30,6 +31,7 @@ from logstore.segment.batches import Chunk, read_batches
 from logstore.segment.names import FileKind, Transient, parse_file_name
 from logstore.store.compaction import DONE, KIND, PartitionPlan, failures_of, plan_partition, still_set_aside
 from logstore.store.locks import FileLock
+from logstore.store.lookup import latest_in_partition
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedReader
 from logstore.store.store import LogStore
@@ -171,6 +173,12 @@ class _Search:
             if parsed.transient is Transient.NONE and parsed.base_offset in listed:
                 for hit in found.hits:
                     latest[hit.key] = max(latest[hit.key], hit.offset)
+        if state.transactions or not Order.of(self._config).by_offset:
+            # The last record need not be the key's value: it may be aborted, or older by its version.
+            for at, key in enumerate(self._keys):
+                if latest[at] >= 0:
+                    record = latest_in_partition(self._store, self._topic, number, key.tobytes())
+                    latest[at] = -1 if record is None else record.offset
         for name, found in files.items():
             parsed = parse_file_name(name)
             assert parsed is not None
@@ -209,7 +217,8 @@ class _Search:
             hits = [hit for hit in found.hits if hit.key == key]
             if not hits:
                 continue
-            last = max(hits, key=lambda hit: hit.offset)
+            # The record that counts leaves last; it need not be the last in the file.
+            last = max(hits, key=lambda hit: (hit.offset == latest[key], hit.offset))
             superseded = sum(hit.offset != latest[key] for hit in hits)
             parts = [f"{superseded} superseded"] if superseded else []
             if last.offset == latest[key]:

@@ -198,6 +198,10 @@ class StoreLocks:
         with self._hold(LockRank.LEASE, (topic_id, -1), what, wait_ms):
             yield
 
+    def holds_lease(self, topic_id: str) -> bool:
+        """Whether the calling thread has it, taken by way of this store."""
+        return (LockRank.LEASE, (topic_id, -1)) in self._stack()
+
     @contextlib.contextmanager
     def partition(self, topic_id: str, partition: int, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
         """Append, roll, swap or deletion of segments; held for milliseconds."""

@@ -25,6 +25,7 @@ from logstore.records.arrow import to_arrow
 from logstore.records.columns import DecodedColumns
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
+from logstore.store.visibility import visible_ends
 
 #: columns of restored rows, in Arrow and in Spark
 RESTORED = pa.schema(
@@ -101,7 +102,7 @@ def plan_restore(
             f"since_offsets would miss what counts in topic {name}: {order} does, which may be an older record",
             hint="Restore everything, without since_offsets",
         )
-    latest = store.ends(topic).last_stable_offsets
+    latest = visible_ends(store, [topic])[topic.id].visible(committed=True)
     ends = list(latest)
     if as_of_offsets is not None:
         ends = _checked(topic, as_of_offsets, latest, "as_of_offsets")

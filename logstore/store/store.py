@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -312,8 +312,11 @@ class LogStore:
         topic.partition(number)
         return self.ends(topic).high_watermarks[number]
 
-    def reader(self, topic: Topic, number: int) -> PartitionReader:
-        """A reader of the partition, for as long as the store is open; it blocks nobody."""
+    def reader(self, topic: Topic, number: int, *, end_offset: int = 0) -> PartitionReader:
+        """A reader of the partition, for as long as the store is open; it blocks nobody.
+
+        `end_offset` is how far it may read in any case, as `visibility.visible_ends` said of several topics.
+        """
         from logstore.partition.reader import PartitionReader
 
         partition = topic.partition(number)
@@ -321,8 +324,8 @@ class LogStore:
             self.layout.partition(partition),
             partition=partition,
             state_path=self.layout.partition_state(topic.id, number),
-            high_watermark=lambda: self.high_watermark(topic, number),
-            last_stable_offset=lambda: self.ends(topic).last_stable_offsets[number],
+            high_watermark=lambda: max(self.high_watermark(topic, number), end_offset),
+            last_stable_offset=lambda: max(self.ends(topic).last_stable_offsets[number], end_offset),
             fs=self.fs,
             limits=self.limits,
         )
@@ -538,16 +541,24 @@ class LogStore:
         return append_table(self._committer, topic, table, app=app)
 
     def follow(
-        self, topic: str, position: Mapping[str, object] | None = None, *, poll_s: float = 0.1, wait: bool = True
+        self,
+        topic: str | Sequence[str],
+        position: Mapping[str, object] | None = None,
+        *,
+        poll_s: float = 0.1,
+        wait: bool = True,
+        committed: bool = True,
     ) -> Iterator[Followed]:
         """Records of all partitions from `position` on, as they come; without one, from the beginning.
 
         A position is plain JSON that the caller keeps with what it made of the records; each delivery carries the next.
+        Of several topics, each round ends where a commit is in all of them or in none. `committed` leaves out open and
+        aborted transactions, as read_committed does.
         Raises UnknownTopic when the topic was deleted or created anew, OffsetOutOfRange when records are gone.
         """
         from logstore.store.follow import follow
 
-        return follow(self, topic, position, poll_s=poll_s, wait=wait)
+        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
 
     # --- partition directories -----------------------------------------------------------------------------------
 

@@ -114,6 +114,17 @@ def test_aborted_and_open_transactions_are_left_out_when_asked(duramen: Command,
     assert committed == ["committed"]
 
 
+def test_several_topics_are_told_apart(duramen: Command, store_path: Path) -> None:
+    with LogStore(store_path, create=True) as store:
+        for name in ("b", "a"):
+            store.create_topic(name)
+            store.append(name, [Record(b"k", name.encode(), BASE_MS)])
+    lines = duramen("consume", "b", "a").lines
+    assert [(line["topic"], line["value"]) for line in lines] == [("a", "a"), ("b", "b")]
+    assert "topic" not in duramen("consume", "a").lines[0]
+    assert duramen("consume", "a", "b", "--from-offset", "1").code == 2
+
+
 def test_offsets(duramen: Command, orders: Path) -> None:
     found = duramen("offsets", output="json").json["offsets"]
     assert found == [

@@ -5,14 +5,20 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from logstore.errors import InvalidConfig, NotAStore, OffsetOutOfRange, StoreVersionError, UnknownTopic
 from logstore.records.record import Record
+from logstore.store.committer import Committer, Staging
 from logstore.store.maintenance import delete_records
+from logstore.store.staging import EncodeOptions, StagedWriter
 from logstore.store.store import LogStore
+from streaming.columns import chosen_columns
 from streaming.options import ReadOptions, read_options
 from streaming.ranges import (
     OffsetRange,
@@ -27,7 +33,7 @@ from streaming.ranges import (
     subscribed,
     to_stream,
 )
-from streaming.source import LogStreamReader
+from streaming.source import Bounds, LogStreamReader, read_range
 
 BASE_MS = 1_700_000_000_000
 
@@ -248,3 +254,46 @@ def test_available_now_ends_where_it_began_even_if_more_comes(orders: LogStore, 
 def test_resolve_begins_a_stream_at_the_end_by_default(orders: LogStore) -> None:
     found = resolve(orders, stream(orders).options, stream(orders).options.starting, "starting")
     assert [offset for _, _, offset in found] == [10, 5]
+
+
+def test_a_batch_whose_writer_died_between_two_topics_is_read_in_both(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    for name in ("orders", "payments"):
+        store.create_topic(name)
+    publish, left = Committer._publish, [1]
+
+    def dying(self: Committer, *given: Any) -> Any:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return publish(self, *given)
+
+    committer = Committer(store)
+    targets = {name: committer.target(name) for name in ("orders", "payments")}
+    staging = Staging(store)
+    writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(), now_ms=BASE_MS)
+    for target in targets.values():
+        writer.write(target, pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
+    with monkeypatch.context() as patched:
+        patched.setattr(Committer, "_publish", dying)
+        with pytest.raises(Killed):
+            committer.commit(staging, [writer.finish()], {target.id: target for target in targets.values()})
+    assert sorted(store.ends(store.topic(name)).high_watermarks[0] for name in targets) == [0, 1]
+    both = options(store, subscribe="orders,payments")
+    assert [(each.topic, each.end) for each in batch_ranges(store, both)] == [("orders", 1), ("payments", 1)]
+    reader = LogStreamReader(options(store, streaming=True, subscribe="orders,payments", startingOffsets="earliest"))
+    start = reader.initialOffset()
+    latest = reader.latestOffset(start, ReadAllAvailable())
+    assert [latest[name] for name in targets] == [{"0": 1}, {"0": 1}]
+    columns = chosen_columns(StructType().add("key", BinaryType()).add("topic", StringType()))
+    rows = [
+        row
+        for each in reader.partitions(start, latest)
+        for batch in read_range(both, each.value, columns, Bounds())
+        for row in batch.to_pylist()
+    ]
+    assert [row["topic"] for row in rows] == ["orders", "payments"]
