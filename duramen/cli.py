@@ -167,6 +167,7 @@ def _damage_errors() -> tuple[type[Exception], ...]:
         errors.CorruptCheckpoint,
         errors.CorruptState,
         errors.DamagedLog,
+        errors.LedgerError,
         errors.DecompressionLimit,
     )
 

@@ -39,11 +39,16 @@ class Session:
 
     def open(self, *, create: bool = False) -> LogStore:
         """The store the command is about."""
-        if not self.store_path:
-            raise bad_usage("no store given: use --store DIR before the command, or set DURAMEN_STORE")
+        path = self.path
         from logstore.store.store import LogStore
 
-        return LogStore(self.store_path, create=create)
+        return LogStore(path, create=create)
+
+    @property
+    def path(self) -> str:
+        if not self.store_path:
+            raise bad_usage("no store given: use --store DIR before the command, or set DURAMEN_STORE")
+        return self.store_path
 
     @property
     def json(self) -> bool:

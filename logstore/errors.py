@@ -301,6 +301,10 @@ class ReplayMismatch(DuramenError):
     """An app's batch id went backwards, or another query writes under its name."""
 
 
+class MissingBatches(ReplayMismatch):
+    """A batch that leaves out others of its app: the store is older than the query's checkpoint."""
+
+
 class DiskFull(DuramenError):
     """There is not enough room for what is about to be written; nothing was changed."""
 

@@ -259,13 +259,19 @@ OS_FILES: FileSystem = OsFileSystem()
 
 
 def read_whole(fs: FileSystem, path: str, *, limit: int) -> bytes:
-    """All bytes of a small file; refuses one larger than `limit` with OSError(EFBIG)."""
+    """All bytes of a small file; refuses one larger than `limit` with OSError(EFBIG).
+
+    A short read is an OSError too: bytes that were not read say nothing about the file.
+    """
     file = fs.open(path)
     try:
         size = file.size()
         if size > limit:
             raise OSError(errno.EFBIG, f"larger than the limit of {limit} bytes", path)
-        return file.pread(size, 0)
+        data = file.pread(size, 0)
+        if len(data) < size:
+            raise OSError(errno.EIO, f"short read: {len(data)} of {size} bytes", path)
+        return data
     finally:
         file.close()
 

@@ -11,7 +11,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from logstore.errors import InvalidConfig, InvalidRecord
-from logstore.store.committer import AppBatch, Committer, Staging
+from logstore.store.apps import AppBatch
+from logstore.store.committer import Committer, Staging
 from logstore.store.staging import EncodeOptions, TopicTarget
 from logstore.store.store import LogStore
 from streaming.options import WriteOptions

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from logstore.errors import InvalidConfig, UnknownConfig
+from logstore.store.apps import Adopt
 
 EARLIEST = -2
 LATEST = -1
@@ -93,7 +94,7 @@ class WriteOptions:
     query_id: str | None
     compression_type: str
     batch_size: int | None
-    adopt: bool
+    adopt: Adopt | bool | None
     dead_letter_topic: str | None = None
 
 
@@ -173,9 +174,16 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         given.get("query_id"),
         given.get("compression.type", "none"),
         _positive(given, "batch.size"),
-        _boolean(given, "adopt", False),
+        _adopt(given.get("adopt")),
         given.get("deadLetterTopic"),
     )
+
+
+def _adopt(text: str | None) -> Adopt | bool | None:
+    """`true` is no answer: the error of the write says what to pass."""
+    if text is None or text.lower() == "false":
+        return None
+    return True if text.lower() == "true" else Adopt.parse(text)
 
 
 def _boundary(given: Mapping[str, str], side: str, *, default: int) -> Boundary:

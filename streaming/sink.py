@@ -23,7 +23,8 @@ from logstore.errors import (
     TopicChanged,
     UnknownTopic,
 )
-from logstore.store.committer import AppBatch, Committed, Committer, Staging
+from logstore.store.apps import Adopt, AppBatch
+from logstore.store.committer import Committed, Committer, Staging
 from logstore.store.plan import Plan
 from logstore.store.registry import Topic
 from logstore.store.staging import EncodeOptions, StagedFile, TopicTarget
@@ -72,7 +73,9 @@ class LogSink:
     dead_letter_topic: where records go that their topic does not take, with headers that say why; without it they fail
         the batch before anything is committed
     order_by: sort each micro-batch by this column first
-    adopt: let this query go on under an app_id that another query wrote, or with batch ids that went back, once
+    adopt: take over an app_id that another query wrote, or whose batch ids went back or leave some out: the query and
+        batch that the ledger shows as its last, as `QUERY_ID:BATCH_ID`; the error that asks for it has the text. It
+        holds only while the ledger shows exactly that, so it may stay in the code
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class LogSink:
         create_topics: dict[str, Any] | None = None,
         dead_letter_topic: str | None = None,
         order_by: str | None = None,
-        adopt: bool = False,
+        adopt: Adopt | str | bool | None = None,
         query_id: str | None = None,
         flush_ms: int = 1000,
     ) -> None:
@@ -126,7 +129,7 @@ class LogSink:
         done = self._written(df, batch_id, previous_ms)
         if not done.replayed:
             known = {f"previous_{name}": done.timings_ms[name] for name in ("commit", "append") if done.timings_ms}
-            self._previous_ms = known or previous_ms  # an empty batch has no row
+            self._previous_ms = known
         self.last = done
         return done
 
@@ -184,7 +187,7 @@ class LogSink:
                 continue
             finally:
                 staging.close()
-            self.adopt = False
+            self.adopt = None
             flush_later(committer, list(done.topics), self.flush_ms)
             return done
         raise AssertionError("unreachable")

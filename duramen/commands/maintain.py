@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duramen.commands.health import print_store, store_document
 from duramen.commands.offsets import Topics, chosen_topics
 from duramen.losses import loss_documents, loss_text, print_losses
 from duramen.session import DAMAGE, bad_usage, print_table, session, size_text, stop
@@ -14,6 +15,7 @@ from duramen.session import DAMAGE, bad_usage, print_table, session, size_text, 
 if TYPE_CHECKING:
     from logstore.store.maintenance import Recovery
     from logstore.store.registry import Topic
+    from logstore.store.repair import StoreReport
     from logstore.store.store import LogStore
     from logstore.store.strays import Stray
     from logstore.store.verify import Verification
@@ -45,14 +47,18 @@ def _partitions(
 
 
 def verify(topics: Topics = None, partition: Partition = None) -> None:
-    """Check every committed byte: checksums, order, indexes, segment lists. Changes nothing; exit 3 on damage."""
+    """Check every committed byte: checksums, order, indexes, segment lists, the ledger. Changes nothing; exit 3 on
+    damage.
+    """
+    from logstore.store.repair import examine
     from logstore.store.strays import find_strays
 
     with session.open() as store:
+        whole = examine(store)
         strays = find_strays(store, topics)
         results = _verify_all(store, _partitions(store, topics, partition, tolerant=True))
-    _answer_verify(results, strays, {})
-    if strays or not all(result.sound for result in results):
+    _answer_verify(results, strays, {}, whole)
+    if not whole.sound or strays or not all(result.sound for result in results):
         stop(DAMAGE)
 
 
@@ -112,7 +118,7 @@ def _stray(stray: Stray) -> dict[str, Any]:
     }
 
 
-def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[str, Any]) -> None:
+def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[str, Any], whole: StoreReport) -> None:
     documents = [
         {
             "topic": result.partition.topic,
@@ -155,9 +161,17 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
             print_losses(str(result.partition), result.losses)
         for stray in strays:
             print(f"{stray.what} (file {stray.file})")
+        print_store(whole)
 
-    sound = not strays and all(result.sound for result in results)
-    session.answer({**more, "sound": sound, "partitions": documents, "strays": list(map(_stray, strays))}, text)
+    sound = whole.sound and not strays and all(result.sound for result in results)
+    document = {
+        **more,
+        "sound": sound,
+        "store": store_document(whole),
+        "partitions": documents,
+        "strays": list(map(_stray, strays)),
+    }
+    session.answer(document, text)
 
 
 # --- recover -------------------------------------------------------------------------------------------------------
@@ -172,10 +186,19 @@ def recover(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before records are given up.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Repair partitions: take out damaged batches, keep all others, rebuild the rest; exit 3 when there was damage."""
+    """Repair the ledger and partitions: take out damaged batches, keep all others, rebuild the rest; exit 3 when there
+    was damage.
+    """
+    from logstore.files import OS_FILES
+    from logstore.store.repair import repair, restore_version
     from logstore.store.strays import find_strays
 
+    whole = restore_version(OS_FILES, session.path, dry_run=dry_run)
+    if dry_run and not whole.sound:  # nothing more can be looked at without it
+        _answer_verify([], [], {"recovered": False}, whole)
+        stop(DAMAGE)
     with session.open() as store:
+        whole.add(repair(store, dry_run=dry_run))
         strays = find_strays(store, topics)
         partitions = _partitions(store, topics, partition)
         reports = _recover_all(store, partitions, readmit=readmit, dry_run=True)
@@ -187,16 +210,18 @@ def recover(
                 session.confirm(_question([(str(where), loss_text(loss)) for where, loss in lost]), yes=yes)
             reports = _recover_all(store, partitions, readmit=readmit, dry_run=False, agreed=reports)
             store.project_checkpoints()
-    damaged = any(report.found_damage for report in reports)
+    damaged = not whole.sound or any(report.found_damage for report in reports)
 
     def text() -> None:
         _recovery_text(reports, dry_run=dry_run)
         for stray in strays:
             print(f"{stray.what} (file {stray.file})")
+        print_store(whole)
 
     document = {
         "recovered": not dry_run,
         "sound": not damaged,
+        "store": store_document(whole),
         "partitions": [_recovery(report) for report in reports],
         "strays": list(map(_stray, strays)),
     }

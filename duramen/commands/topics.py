@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duramen.commands.health import origin_document, origin_text
 from duramen.session import bad_usage, key_values, print_pairs, print_table, session, time_text
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def describe(name: Name) -> None:
     """Show a topic's id, partitions and own settings (`duramen describe` shows all that are in force)."""
     with session.open() as store:
         document = _document(store, store.topic(name))
+        origin = origin_document(store)
 
     def text() -> None:
         print_pairs(
@@ -86,10 +88,11 @@ def describe(name: Name) -> None:
                 ("created", time_text(document["created_ms"])),
                 ("config version", document["config_version"]),
                 *((key, value) for key, value in document["configs"].items()),
+                *([("store", origin_text(origin))] if origin else []),
             ]
         )
 
-    session.answer({"topic": document}, text)
+    session.answer({"topic": document, "origin": origin}, text)
 
 
 @app.command()

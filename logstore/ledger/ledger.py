@@ -22,6 +22,7 @@ from logstore.files import OS_FILES, FileSystem
 from logstore.ledger.rows import (
     COMMITS,
     DETAILS_CHARS_MAX,
+    ENGINE_UNSURE,
     RUNS,
     SEGMENTS,
     AppProgress,
@@ -36,7 +37,14 @@ from logstore.ledger.rows import (
     commit_rows,
     run_row,
 )
-from logstore.ledger.table import Change, DataFile, LedgerTable
+from logstore.ledger.table import RECOVER, Change, DataFile, LedgerTable
+
+#: names of the application transactions: APP + app_id -> batch id, TOPIC + topic id -> sequence
+APP, TOPIC = "app:", "topic:"
+#: COUNTED + app_id -> batch id, with every commit since empty batches are committed too: up to there none is missing
+COUNTED = "counted:"
+#: when commits were lost of which nobody can say whose they were: an app that is not known may not be new
+APPS_LOST = "apps-lost"
 
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 
@@ -114,11 +122,12 @@ class Ledger:
         transactions = {_topic(topic.topic_id): topic.sequence + 1 for topic in request.topics}
         if not void and request.app_id is not None and request.batch_id is not None:
             transactions[_app(request.app_id)] = request.batch_id
+            transactions[COUNTED + request.app_id] = request.batch_id
 
         def prepare() -> Change:
             if not void and request.app_id is not None:
                 seen = table.transaction(_app(request.app_id))
-                if seen != request.expected_batch_id:
+                if seen != request.expected_batch_id or self._has_newer(request.app_id, request.expected_as_of):
                     raise CommitConflict(
                         f"app_id {request.app_id!r} is at batch {seen}, expected {request.expected_batch_id}",
                         file=table.path,
@@ -136,6 +145,18 @@ class Ledger:
 
         return table.write(prepare)
 
+    def _has_newer(self, app_id: str, as_of: int | None) -> bool:
+        """Whether the app committed after a version: batch ids can go back, so the same one may not be the same."""
+        table = self.commits_table
+        if as_of is None or table.version == as_of:
+            return False
+        for file in reversed(table.files()):
+            if int(file.name[:20]) <= as_of:
+                break
+            if self._matching(file, (pc.field("app_id") == app_id) & (pc.field("version") > as_of)):
+                return True
+        return False
+
     def sequence(self, topic_id: str) -> int:
         """The topic's last committed sequence, 0 before its first."""
         table = self.commits_table
@@ -151,10 +172,30 @@ class Ledger:
                 return None
             of_batch = (pc.field("app_id") == app_id) & (pc.field("batch_id") == batch_id) & ~pc.field("void")
             for row in self._newest_first(of_batch, 1):
-                return AppProgress(app_id, batch_id, row.query_id, row.plan_id, row.committed_ms)
-            raise LedgerError(f"the row of batch {batch_id} of app_id {app_id!r} is missing", file=table.path)
+                return AppProgress(
+                    app_id,
+                    batch_id,
+                    row.query_id,
+                    row.plan_id,
+                    row.committed_ms,
+                    as_of=table.version,
+                    is_unsure=row.engine == ENGINE_UNSURE,
+                )
+            raise LedgerError(
+                f"the row of batch {batch_id} of app_id {app_id!r} is missing", file=table.path, hint=RECOVER
+            )
 
         return table.run(look)
+
+    def is_counted(self, app_id: str) -> bool:
+        """Whether the app's last commit is by a release that commits empty batches too."""
+        table = self.commits_table
+        return table.run(lambda: table.transaction(COUNTED + app_id) == table.transaction(_app(app_id)))
+
+    def are_apps_lost(self) -> bool:
+        """Whether commits were lost of which nobody can say whose they were."""
+        table = self.commits_table
+        return table.run(lambda: table.transaction(APPS_LOST) is not None)
 
     def commits_after(self, topic_id: str, applied_sequence: int) -> list[CommitRow]:
         """The topic's rows above `applied_sequence`, in order, none missing. Raises LedgerError otherwise."""
@@ -166,7 +207,8 @@ class Ledger:
                 raise LedgerError(
                     f"sequence {applied_sequence} of topic {topic_id} was applied, but the ledger ends at {last}",
                     file=table.path,
-                    hint="The ledger is older than the store; restore both from one backup.",
+                    hint="The ledger lost commits, or is from an older copy of the store. "
+                    "`duramen recover` brings it up to what the logs hold",
                 )
             if last == applied_sequence:
                 return []
@@ -176,6 +218,7 @@ class Ledger:
                 raise LedgerError(
                     f"rows of topic {topic_id} between sequence {applied_sequence} and {last} are missing",
                     file=table.path,
+                    hint=RECOVER,
                 )
             return rows
 
@@ -272,8 +315,8 @@ class Ledger:
 
 
 def _app(app_id: str) -> str:
-    return f"app:{app_id}"
+    return APP + app_id
 
 
 def _topic(topic_id: str) -> str:
-    return f"topic:{topic_id}"
+    return TOPIC + topic_id

@@ -5,8 +5,8 @@ Every table has the column `version`, the version of its own Delta table that wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +83,14 @@ SEGMENTS = pa.schema(
 )
 
 
+TABLES = {"commits": COMMITS, "runs": RUNS, "segments": SEGMENTS}
+
+#: `engine` of rows that a repair wrote. REBUILT: the batch is certain, its row was lost.
+ENGINE_REBUILT = "rebuilt"
+#: UNSURE: commits were lost that may have been later batches of the app
+ENGINE_UNSURE = "unsure"
+
+
 @dataclass(frozen=True, slots=True)
 class TopicCommit:
     """One topic's share of a commit; `sequence` is the one it was seen at, the commit makes it one more."""
@@ -98,7 +106,9 @@ class TopicCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """All topics of a batch, and what the caller saw: `expected_batch_id` is the app's last one, None for a new app."""
+    """All topics of a batch, none for an empty one, and what the caller saw: `expected_batch_id` is the app's last one,
+    None for a new app, as of version `expected_as_of` of the table.
+    """
 
     plan_id: str
     topics: tuple[TopicCommit, ...]
@@ -106,6 +116,7 @@ class CommitRequest:
     batch_id: int | None = None
     query_id: str | None = None
     expected_batch_id: int | None = None
+    expected_as_of: int | None = None
     timings_ms: Mapping[str, int] = field(default_factory=dict)
     workers: tuple[str, ...] = ()
     engine: str = ""
@@ -114,7 +125,7 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """A topic's row of a commit; here `sequence` is the one the commit gave."""
+    """A topic's row of a commit, with the `sequence` that the commit gave. An empty batch has one row, of no topic."""
 
     version: int
     topic_id: str
@@ -145,6 +156,10 @@ class AppProgress:
     query_id: str | None
     plan_id: str
     committed_ms: int
+    #: version of the table that showed it
+    as_of: int | None = None
+    #: commits were lost, and later batches may have been among them
+    is_unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +208,8 @@ def check_request(request: CommitRequest) -> None:
     for name, number in (("batch_id", request.batch_id), ("expected batch_id", request.expected_batch_id)):
         if number is not None:
             check_number(name, number)
-    if not request.topics:
-        raise InvalidCommit("a commit names at least one topic; an empty batch commits nothing")
+    if not request.topics and request.app_id is None:
+        raise InvalidCommit("a commit names a topic, or an app whose batch is empty")
     if len({topic.topic_id for topic in request.topics}) != len(request.topics):
         raise InvalidCommit("a commit names each topic once")
     for topic in request.topics:
@@ -237,6 +252,18 @@ def check_text(name: str, text: str, *, empty: bool = False, chars_max: int = TE
         raise InvalidCommit(f"the {name} is not valid Unicode: {text[:80]!r}") from error
 
 
+#: an empty batch has a row of no topic
+_NO_TOPIC: dict[str, Any] = {
+    "topic_id": "",
+    "topic": "",
+    "sequence": 0,
+    "base_offsets": [],
+    "end_offsets": [],
+    "records": 0,
+    "size_bytes": 0,
+}
+
+
 def commit_rows(request: CommitRequest, *, void: bool, now_ms: int) -> list[dict[str, Any]]:
     """The rows of a request, without their version."""
     shared = {
@@ -251,6 +278,8 @@ def commit_rows(request: CommitRequest, *, void: bool, now_ms: int) -> list[dict
         "committed_ms": now_ms,
         "engine": request.engine,
     }
+    if not request.topics:  # a row that says who wrote the empty batch
+        return [shared | _NO_TOPIC]
     return [
         shared
         | {
@@ -264,6 +293,13 @@ def commit_rows(request: CommitRequest, *, void: bool, now_ms: int) -> list[dict
         }
         for topic in request.topics
     ]
+
+
+def commits_table(rows: Sequence[CommitRow]) -> pa.Table:
+    """Rows as they lie in the table."""
+    return pa.Table.from_pylist(
+        [asdict(row) | {"timings_ms": list(row.timings_ms.items())} for row in rows], schema=COMMITS
+    )
 
 
 def commit_row(row: dict[str, Any]) -> CommitRow:

@@ -13,7 +13,8 @@ syncs anything. So this module
 **Torn files.** A commit carries a checksum of its actions. The last commit file may be unreadable after a power cut: it
 was never synced, so nobody was told of it; it counts as not committed and is moved to `torn/`. An unreadable commit
 file below another one cannot come from a power cut: LedgerError. A checkpoint nobody synced may be torn too; it is
-removed, for the commits it sums up are deleted only after it was synced.
+moved to `torn/` if the commits it sums up are all there, which they are unless it was synced: else LedgerError. Only
+bytes that were read in full and do not parse are evidence of damage. An error of the system is passed on as it is.
 
 **Upkeep**, alone behind the gate: merge small files into tiers, checkpoint, then delete what is superseded. Readers
 that do not pass the gate (delta-spark) keep GRACE_MS for a snapshot, or as long as the newest `spare_files` superseded
@@ -33,7 +34,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
 from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
-from logstore.files import FileSystem, read_whole
+from logstore.files import FileSystem, make_directory, read_whole
 from logstore.ledger.gate import Gate
 
 GRACE_MS = 60_000
@@ -55,17 +56,23 @@ UPKEEP_PAUSE_MS = 10_000  # after an upkeep that could not get in
 MERGED_BYTES_MAX = 8 << 20
 LOG_FILE_BYTES_MAX = 64 << 20
 DATA_FILE_BYTES_MAX = 256 << 20
+#: where files are set aside, beside the tables
+TORN = "torn"
+RECOVER = "`duramen recover` rebuilds the ledger from what is left"
 
-_COMMIT = re.compile(r"(\d{20})\.json\Z")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
+CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _STAGED = re.compile(r".+#\d+\Z")  # what a killed delta-rs leaves of a file on its way
-_HINT = "_last_checkpoint"
-_SEAL = "duramenSeal"
-_PROPERTIES = {
+HINT_NAME = "_last_checkpoint"
+LOG_FOLDER = "_delta_log"
+#: a table complete beside the damaged one whose place it takes
+REBUILT = ".rebuilt"
+SEAL = "duramenSeal"
+PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.deletedFileRetentionDuration": f"interval {GRACE_MS // 1000} seconds",
 }
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 T = TypeVar("T")
 
@@ -101,7 +108,7 @@ class LedgerTable:
     ) -> None:
         self.path = path
         self.schema = schema
-        self._log = os.path.join(path, "_delta_log")
+        self._log = os.path.join(path, LOG_FOLDER)
         self._fs = fs
         self._clock = clock
         self._upkeep_every = upkeep_every
@@ -156,9 +163,13 @@ class LedgerTable:
         return self._files[1]
 
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
-        data = read_whole(self._fs, os.path.join(self.path, file.name), limit=DATA_FILE_BYTES_MAX)
-        with _damage_named(os.path.join(self.path, file.name)):
-            return pq.ParquetFile(pa.BufferReader(data)).read(columns=columns)
+        path = os.path.join(self.path, file.name)
+        try:
+            return parse_parquet(read_whole(self._fs, path, limit=DATA_FILE_BYTES_MAX), columns)
+        except FileNotFoundError:
+            raise LedgerError("a data file is missing", file=path, hint=RECOVER) from None
+        except ValueError as error:
+            raise LedgerError(f"a data file is damaged: {error}", file=path, hint=RECOVER) from error
 
     def read_all(self, columns: list[str] | None = None) -> pa.Table:
         """All rows, oldest first."""
@@ -200,23 +211,23 @@ class LedgerTable:
         newest = max(rows["version"].to_pylist(), default=version)
         name = f"{newest:020d}-{uuid.uuid4().hex}.parquet"
         path = os.path.join(self.path, name)
-        size_bytes = self._write_data(path, rows)
+        size_bytes = write_data(self._fs, path, rows)
         now_ms = self._clock.now_ms()
         stats = json.dumps({"numRecords": rows.num_rows})
         actions: list[AddAction | RemoveAction] = [
             AddAction(name, size_bytes, {}, now_ms, not change.is_rewrite, stats),
             *(RemoveAction(gone.name, not change.is_rewrite, now_ms, gone.size_bytes, {}) for gone in change.removes),
         ]
-        seal = _seal([(name, size_bytes)], [gone.name for gone in change.removes], list(change.transactions.items()))
+        seal = seal_of([(name, size_bytes)], [gone.name for gone in change.removes], list(change.transactions.items()))
         properties = CommitProperties(
-            custom_metadata={_SEAL: seal},
+            custom_metadata={SEAL: seal},
             max_commit_retries=0,
             app_transactions=[Transaction(key, value) for key, value in change.transactions.items()],
         )
         failure: Exception | None = None
         try:
             self._delta.create_write_transaction(
-                actions, "append", self.schema, commit_properties=properties, post_commithook_properties=_NO_HOOKS
+                actions, "append", self.schema, commit_properties=properties, post_commithook_properties=NO_HOOKS
             )
         except Exception as error:  # delta-rs raises many kinds; the commit file says what happened
             failure = error
@@ -230,7 +241,7 @@ class LedgerTable:
                 return False
             if not is_whole(winner):  # else the next process would take it for torn
                 raise CommitUnknown(f"commit {version} does not read back as it was meant", file=self.path)
-            self._fsync(self._commit_path(version))
+            sync_file(self._fs, self._commit_path(version))
             self._fs.fsync_dir(self._log)
             if self._find_checkpoints()[-1:] > [version - 1]:
                 raise CommitUnknown(f"commit {version} came after a checkpoint of its version", file=self.path)
@@ -238,44 +249,19 @@ class LedgerTable:
             raise CommitUnknown(f"commit {version} could not be made durable: {error}", file=self.path) from error
         return True
 
-    def _write_data(self, path: str, rows: pa.Table) -> int:
-        sink = io.BytesIO()
-        pq.write_table(rows, sink, compression="zstd", store_schema=False)
-        data = sink.getvalue()
-        file = self._fs.open(path, create=True, exclusive=True)
-        try:
-            file.pwrite(data, 0)
-            file.fsync()
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._fs.unlink(path)
-            raise
-        finally:
-            file.close()
-        self._fs.fsync_dir(self.path)
-        return len(data)
-
     def _create(self) -> None:
         if self._fs.exists(self._log):
             return
+        if finish_rebuild(self._fs, self.path):
+            return
         scratch = f"{self.path}.new"
-        self._remove_tree(scratch)
-        DeltaTable.create(scratch, self.schema, configuration=dict(_PROPERTIES))
-        self._fsync(os.path.join(scratch, "_delta_log", f"{0:020d}.json"))
-        self._fs.fsync_dir(os.path.join(scratch, "_delta_log"))
+        remove_tree(self._fs, scratch)
+        DeltaTable.create(scratch, self.schema, configuration=dict(PROPERTIES))
+        sync_file(self._fs, os.path.join(scratch, LOG_FOLDER, f"{0:020d}.json"))
+        self._fs.fsync_dir(os.path.join(scratch, LOG_FOLDER))
         self._fs.fsync_dir(scratch)
         self._fs.rename(scratch, self.path)
         self._fs.fsync_dir(os.path.dirname(self.path))
-
-    def _remove_tree(self, path: str) -> None:
-        if self._fs.exists(path):
-            for name in self._fs.listdir(path):
-                child = os.path.join(path, name)
-                if os.path.isdir(child):
-                    self._remove_tree(child)
-                else:
-                    self._fs.unlink(child)
-            self._fs.rmdir(path)
 
     # --- loading ------------------------------------------------------------------------------------------------
 
@@ -288,6 +274,13 @@ class LedgerTable:
         """Load the newest version, having made sure that a power cut cannot take it back."""
         while True:
             self._make_durable()
+            table = self._table
+            if (
+                table is not None
+                and table.version() < self._checkpoint_version
+                and not self._fs.exists(self._commit_path(table.version() + 1))
+            ):
+                self._table, self._files = None, None  # the table was rebuilt, and versions were left out
             try:
                 if self._table is None:
                     self._table = DeltaTable(self.path)
@@ -308,13 +301,16 @@ class LedgerTable:
         known = max(self._durable_version, self._checkpoint_version)
         newer = [version for version in self._find_commits() if version > known]
         if newer != list(range(known + 1, known + 1 + len(newer))):
-            raise LedgerError(f"a commit file between {known} and {newer[-1]} is missing", file=self._log)
+            raise LedgerError(f"a commit file between {known} and {newer[-1]} is missing", file=self._log, hint=RECOVER)
         for version in newer:
-            if not is_whole(self._read_commit(version) or b""):
+            data = self._read_commit(version)
+            if data is None:
+                raise LedgerError("a commit file vanished while it was looked at", file=self._commit_path(version))
+            if not is_whole(data):
                 if version != newer[-1] or version == 0:
-                    raise LedgerError("a commit file is damaged", file=self._commit_path(version))
+                    raise LedgerError("a commit file is damaged", file=self._commit_path(version), hint=RECOVER)
                 raise _Torn
-            self._fsync(self._commit_path(version))
+            sync_file(self._fs, self._commit_path(version))
         if newer:
             self._fs.fsync_dir(self._log)
         self._durable_version = max([known, *newer])
@@ -323,35 +319,49 @@ class LedgerTable:
         hint = self._hint_version()
         if hint is not None and hint not in checkpoints:
             raise _Torn
-        if checkpoints:
-            try:
-                pq.ParquetFile(pa.BufferReader(self._read_log(self._checkpoint_path(checkpoints[-1])))).read()
-            except (pa.ArrowException, OSError, ValueError) as error:
-                raise _Torn from error
+        if checkpoints and not is_parquet(self._read_log(self._checkpoint_path(checkpoints[-1]))):
+            raise _Torn
 
     def _repair(self) -> None:
-        """Take away what a power cut left torn. Alone."""
+        """Set aside what a power cut left torn. Alone."""
         self._table, self._files, self._durable_version = None, None, -1
         checkpoints = self._find_checkpoints()
-        while True:
-            try:
-                self._examine_checkpoint(checkpoints)
-                break
-            except _Torn:
-                if self._fs.exists(self._hint_path):
-                    self._fs.unlink(self._hint_path)  # only a hint; readers list the directory without it
-                else:
-                    self._fs.unlink(self._checkpoint_path(checkpoints.pop()))
-        self._fs.fsync_dir(self._log)
+        while checkpoints and not is_parquet(self._read_log(self._checkpoint_path(checkpoints[-1]))):
+            self._check_rebuildable(checkpoints)
+            self._set_aside(self._checkpoint_path(checkpoints.pop()))
+        try:
+            self._examine_checkpoint(checkpoints)
+        except _Torn:
+            self._fs.unlink(self._hint_path)  # only a hint; readers list the directory without it
+            self._fs.fsync_dir(self._log)
         try:
             self._make_durable()
         except _Torn:
-            version = self._find_commits()[-1]
-            shelf = os.path.join(os.path.dirname(self.path), "torn")
-            self._fs.mkdir(shelf)
-            name = f"{os.path.basename(self.path)}-{version:020d}-{uuid.uuid4().hex}.json"
-            self._fs.rename(self._commit_path(version), os.path.join(shelf, name))
-            self._fs.fsync_dir(self._log)
+            self._set_aside(self._commit_path(self._find_commits()[-1]))
+
+    def _check_rebuildable(self, checkpoints: list[int]) -> None:
+        """Raises LedgerError unless all that the last checkpoint sums up can be read without it."""
+        torn = checkpoints[-1]
+        # The one before may be torn as well: then the commits must go back to the first.
+        whole = [each for each in checkpoints[:-1] if is_parquet(self._read_log(self._checkpoint_path(each)))]
+        for version in range(max([-1, *whole]) + 1, torn + 1):
+            data = self._read_commit(version)
+            if data is None or not is_whole(data):
+                raise LedgerError(
+                    f"a checkpoint is damaged, and commit {version} that it sums up is not there to replace it",
+                    file=self._checkpoint_path(torn),
+                    hint=RECOVER,
+                )
+
+    def _set_aside(self, path: str) -> None:
+        """Move a file of the log to `torn/`: nobody looks for it there, and nothing is lost."""
+        shelf = os.path.join(os.path.dirname(self.path), TORN)
+        make_directory(self._fs, shelf)
+        stem, dot, suffix = os.path.basename(path).partition(".")
+        name = f"{os.path.basename(self.path)}-{stem}-{uuid.uuid4().hex}{dot}{suffix}"
+        self._fs.rename(path, os.path.join(shelf, name))
+        self._fs.fsync_dir(shelf)
+        self._fs.fsync_dir(self._log)
 
     # --- upkeep -------------------------------------------------------------------------------------------------
 
@@ -389,8 +399,8 @@ class LedgerTable:
     def _checkpoint(self) -> None:
         if self.version > self._checkpoint_version:
             self._delta.create_checkpoint()
-            self._fsync(self._checkpoint_path(self.version))
-            self._fsync(self._hint_path)
+            sync_file(self._fs, self._checkpoint_path(self.version))
+            sync_file(self._fs, self._hint_path)
             self._fs.fsync_dir(self._log)
             self._checkpoint_version = self.version
             self._table = None  # a table loaded from the checkpoint commits faster than one that remembers every commit
@@ -403,7 +413,7 @@ class LedgerTable:
             path = os.path.join(self._log, name)
             if _STAGED.match(name):
                 self._fs.unlink(path)
-            elif found := _COMMIT.match(name) or _CHECKPOINT.match(name):
+            elif found := COMMIT_NAME.match(name) or CHECKPOINT_NAME.match(name):
                 version = int(found[1])
                 later = [since_ms for checkpoint, since_ms in checkpoints.items() if checkpoint > version]
                 if later:
@@ -436,7 +446,7 @@ class LedgerTable:
 
     @property
     def _hint_path(self) -> str:
-        return os.path.join(self._log, _HINT)
+        return os.path.join(self._log, HINT_NAME)
 
     def _hint_version(self) -> int | None:
         try:
@@ -447,10 +457,10 @@ class LedgerTable:
             raise _Torn from error
 
     def _find_commits(self) -> list[int]:
-        return [int(found[1]) for name in self._fs.listdir(self._log) if (found := _COMMIT.match(name))]
+        return [int(found[1]) for name in self._fs.listdir(self._log) if (found := COMMIT_NAME.match(name))]
 
     def _find_checkpoints(self) -> list[int]:
-        return [int(found[1]) for name in self._fs.listdir(self._log) if (found := _CHECKPOINT.match(name))]
+        return [int(found[1]) for name in self._fs.listdir(self._log) if (found := CHECKPOINT_NAME.match(name))]
 
     def _read_commit(self, version: int) -> bytes | None:
         try:
@@ -464,12 +474,52 @@ class LedgerTable:
     def _mtime_ms(self, path: str) -> int:
         return self._fs.stat(path).mtime_ms
 
-    def _fsync(self, path: str) -> None:
-        file = self._fs.open(path)
-        try:
-            file.fsync()
-        finally:
-            file.close()
+
+def sync_file(fs: FileSystem, path: str) -> None:
+    file = fs.open(path)
+    try:
+        file.fsync()
+    finally:
+        file.close()
+
+
+def write_data(fs: FileSystem, path: str, rows: pa.Table) -> int:
+    """A data file, durable with its name when this returns; its size."""
+    sink = io.BytesIO()
+    pq.write_table(rows, sink, compression="zstd", store_schema=False, write_page_checksum=True)
+    data = sink.getvalue()
+    file = fs.open(path, create=True, exclusive=True)
+    try:
+        file.pwrite(data, 0)
+        file.fsync()
+    except OSError:
+        with contextlib.suppress(OSError):
+            fs.unlink(path)
+        raise
+    finally:
+        file.close()
+    fs.fsync_dir(os.path.dirname(path))
+    return len(data)
+
+
+def finish_rebuild(fs: FileSystem, path: str) -> bool:
+    """Take the last step of a rebuild that died before it; alone. Whether there was one."""
+    if fs.exists(path) or not fs.exists(path + REBUILT):
+        return False
+    fs.rename(path + REBUILT, path)
+    fs.fsync_dir(os.path.dirname(path))
+    return True
+
+
+def remove_tree(fs: FileSystem, path: str) -> None:
+    if fs.exists(path):
+        for name in fs.listdir(path):
+            child = os.path.join(path, name)
+            if os.path.isdir(child):
+                remove_tree(fs, child)
+            else:
+                fs.unlink(child)
+        fs.rmdir(path)
 
 
 def files_to_merge(files: Sequence[DataFile]) -> int:
@@ -486,7 +536,7 @@ def files_to_merge(files: Sequence[DataFile]) -> int:
     return count if count > 1 else 0
 
 
-def _seal(adds: list[tuple[str, int]], removes: list[str], transactions: list[tuple[str, int]]) -> str:
+def seal_of(adds: list[tuple[str, int]], removes: list[str], transactions: list[tuple[str, int]]) -> str:
     text = json.dumps([sorted(adds), sorted(removes), sorted(transactions)])
     return f"{zlib.crc32(text.encode()):08x}"
 
@@ -497,7 +547,7 @@ def is_whole(data: bytes) -> bool:
         # Not splitlines(): texts may hold U+0085 and other line ends that JSON does not escape.
         actions = [json.loads(line) for line in data.decode().split("\n") if line]
         found = {key: [action[key] for action in actions if key in action] for key in ("add", "remove", "txn")}
-        seals = [action["commitInfo"].get(_SEAL) for action in actions if "commitInfo" in action]
+        seals = [action["commitInfo"].get(SEAL) for action in actions if "commitInfo" in action]
         adds = [(str(add["path"]), int(add["size"])) for add in found["add"]]
         removes = [str(remove["path"]) for remove in found["remove"]]
         transactions = [(str(txn["appId"]), int(txn["version"])) for txn in found["txn"]]
@@ -505,12 +555,23 @@ def is_whole(data: bytes) -> bool:
         return False
     if not actions:
         return False
-    return not seals or seals[0] is None or seals[0] == _seal(adds, removes, transactions)
+    return not seals or seals[0] is None or seals[0] == seal_of(adds, removes, transactions)
 
 
-@contextlib.contextmanager
-def _damage_named(path: str) -> Iterator[None]:
+def is_parquet(data: bytes) -> bool:
+    """Whether these bytes are a Parquet file that can be read to its end."""
     try:
-        yield
-    except (pa.ArrowException, ValueError) as error:
-        raise LedgerError(f"a data file is damaged: {error}", file=path) from error
+        parse_parquet(data)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_parquet(data: bytes, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a Parquet file in memory. Raises ValueError when the bytes are not one, MemoryError as it is."""
+    try:
+        return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read(columns=columns)
+    except MemoryError:  # Arrow's own is one, too
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:  # of bytes in memory: they do not parse
+        raise ValueError(str(error)) from error

@@ -5,7 +5,8 @@
 
 While the leases are held nothing can be committed, so ledger, topics and ends agree; that takes moments. Committed
 bytes are never written again, so the logs can be copied while they grow; only compaction, retention and deletion have
-to wait for the end. A copy that is not finished has no version file and is no store.
+to wait for the end. A copy that is not finished has no version file, says so in `unfinished`, and is no store. The
+finished one says in `origin` of what it is a copy, and since when it is written to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from logstore.errors import BackupRefused, DamagedLog, UnknownTopic
-from logstore.files import FileSystem
+from logstore.files import FileSystem, replace_file
 from logstore.ledger import Ledger
 from logstore.partition.checkpoint import write_partition_metadata
 from logstore.partition.log import PartitionLog
@@ -27,6 +28,7 @@ from logstore.store.committer import Committer
 from logstore.store.ends import TopicEnds, write_ends
 from logstore.store.kafka_export import take_files
 from logstore.store.layout import BROKER_GUARD, Layout
+from logstore.store.origin import Origin, write_origin
 from logstore.store.registry import Topic, TopicRegistry
 from logstore.store.store import LogStore
 from logstore.store.trees import copy_file, is_directory, remove_tree
@@ -93,6 +95,8 @@ def backup(
     target = Layout(directory)
     fs = store.fs
     try:
+        fs.mkdir(target.root)
+        replace_file(fs, target.unfinished, f"a copy of {store.path} that is not finished\n".encode())
         for each in target.directories:
             fs.mkdir(each)
         result = _copy(store, target, link, progress)
@@ -116,6 +120,7 @@ def _copy(store: LogStore, target: Layout, link: bool, progress: Callable[[int],
         for topic in topics:
             with contextlib.suppress(UnknownTopic):
                 committer.flush(topic)  # so that little is left to do under the leases
+        taken_ms = store.clock.now_ms()
         moments, ledger_bytes = _moment(store, committer, topics, target, what)
         partitions = [
             _copy_partition(store, target, moment, number, link, progress)
@@ -138,7 +143,9 @@ def _copy(store: LogStore, target: Layout, link: bool, progress: Callable[[int],
             copy_file(fs, path, os.path.join(target.root, os.path.relpath(path, store.path)))
     fs.mkdir(os.path.join(target.logs, BROKER_GUARD))
     _sync_directories(fs, target.root)
+    write_origin(fs, target, Origin(store.path, taken_ms))
     write_version(fs, target.version)
+    fs.unlink(target.unfinished)
     fs.fsync_dir(target.root)
     with LogStore(target.root, fs=fs, clock=store.clock, limits=store.limits) as copy:
         copy.project_checkpoints()

@@ -25,20 +25,24 @@ from logstore.errors import (
     CorruptState,
     DamagedLog,
     DiskFull,
+    LedgerError,
     LockHeld,
-    ReplayMismatch,
+    MissingBatches,
     TopicChanged,
     UnknownTopic,
 )
 from logstore.files import each_side_by_side, read_whole
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
+from logstore.ledger.table import REBUILT
 from logstore.partition.appender import tail_of
 from logstore.partition.checkpoint import partition_metadata
 from logstore.partition.log import PartitionLog
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, SEGMENT_KINDS, FileKind, file_name
 from logstore.store.apply import apply_partition, apply_partitions, numbers_of
+from logstore.store.apps import AppBatch, is_replay
 from logstore.store.ends import JointEnds, TopicEnds, read_applied_sequence
 from logstore.store.locks import FileLock
+from logstore.store.origin import note_restored, read_origin
 from logstore.store.placing import place_partitions
 from logstore.store.plan import Plan, TopicPlan, read_plan, write_plan
 from logstore.store.registry import Topic
@@ -51,16 +55,6 @@ _OWNER_FILE = "owner"
 _ROOM_FACTOR = 1.1  # indexes and rounding beside the batches themselves
 #: a folder that no process owns belongs to a batch write, whose driver process comes and goes
 _UNOWNED_MS_MIN = 24 * 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class AppBatch:
-    """Whose batch it is. `adopt` lets another query go on under the app's name."""
-
-    app_id: str
-    batch_id: int
-    query_id: str | None = None
-    adopt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +115,8 @@ class Committer:
     def __init__(self, store: LogStore) -> None:
         self.store = store
         self._fs = store.fs
+        self._is_noted = False
+        _check_ledger(store)
         self.ledger = Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
 
     # --- before encoding --------------------------------------------------------------------------------------------
@@ -132,12 +128,14 @@ class Committer:
 
     def check_replay(self, app: AppBatch) -> bool:
         """Whether the batch is committed already. Raises ReplayMismatch when it cannot be this app's next."""
-        return _is_replay(self.ledger.last_batch(app.app_id), app)
+        return self._is_replay(self.ledger.last_batch(app.app_id), app)
 
     def finish_replay(self, app: AppBatch) -> None:
         """Append and publish what a committed batch may still lack, in all its topics."""
         last = self.ledger.last_batch(app.app_id)
         for row in self.ledger.find_plan(last.plan_id) if last else ():
+            if not row.topic_id:
+                continue  # an empty batch
             with contextlib.suppress(UnknownTopic):
                 topic = self.store.topic(row.topic)
                 if topic.id == row.topic_id and self.store.ends(topic).applied_sequence < row.sequence:
@@ -182,19 +180,19 @@ class Committer:
     ) -> Committed:
         written = {count.topic_id for file in files for count in file.counts if count.records}
         if not written:
-            return Committed(staging.plan_id)
+            return Committed(staging.plan_id) if app is None else self._commit_empty(staging, app, timings, engine)
         with contextlib.ExitStack() as held:
             topics = {topic_id: self._leased(held, targets[topic_id]) for topic_id in sorted(written)}
             began = time.monotonic()
             ends = {topic_id: self.settle(topic) for topic_id, topic in topics.items()}
             # One look for both: the commit happens only if the app is still where this says.
             last = None if app is None else self.ledger.last_batch(app.app_id)
-            if app is not None and _is_replay(last, app):
+            if app is not None and self._is_replay(last, app):
                 return Committed(staging.plan_id, replayed=True)
             for topic_id in {topic_id for file in files for topic_id in file.placed}:
                 if topics[topic_id].keyed:  # before the commit: a restore must never trust what no longer holds
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
-            plan = self._plan(staging, files, topics, ends)
+            plan = self._plan(staging, files, topics, ends, app)
             self._check_room(plan)
             for topic_plan in plan.topics:  # a directory that is not ours must be known before the commit
                 self._place(topics[topic_plan.topic_id], numbers_of(topic_plan))
@@ -223,11 +221,13 @@ class Committer:
                 batch_id=app.batch_id if app else None,
                 query_id=app.query_id if app else None,
                 expected_batch_id=None if last is None else last.batch_id,
+                expected_as_of=None if last is None else last.as_of,
                 timings_ms=timings,
                 workers=workers,
                 engine=engine,
                 dead_letters=dead_letters,
             )
+            self._note_restored()
             self._decide(request, staging)
             timings["commit"] = _since(began)
 
@@ -254,6 +254,50 @@ class Committer:
             workers=workers,
             dead_letters=dead_letters,
         )
+
+    def _commit_empty(self, staging: Staging, app: AppBatch, timings: dict[str, int], engine: str) -> Committed:
+        """A batch without rows counts too, so that a gap in an app's batches is a loss."""
+        began = time.monotonic()
+        last = self.ledger.last_batch(app.app_id)
+        if self._is_replay(last, app):
+            return Committed(staging.plan_id, replayed=True)
+        request = CommitRequest(
+            plan_id=staging.plan_id,
+            topics=(),
+            app_id=app.app_id,
+            batch_id=app.batch_id,
+            query_id=app.query_id,
+            expected_batch_id=None if last is None else last.batch_id,
+            expected_as_of=None if last is None else last.as_of,
+            timings_ms=timings,
+            engine=engine,
+        )
+        self._note_restored()
+        self._decide(request, staging)
+        staging.decided = False  # there is nothing to apply
+        return Committed(staging.plan_id, timings_ms=timings | {"commit": _since(began), "append": 0})
+
+    def _is_replay(self, last: AppProgress | None, app: AppBatch) -> bool:
+        """Raises ReplayMismatch, InvalidConfig."""
+        try:
+            return is_replay(
+                last,
+                app,
+                is_counted=lambda: self.ledger.is_counted(app.app_id),
+                are_apps_lost=self.ledger.are_apps_lost,
+            )
+        except MissingBatches as error:
+            origin = None
+            with contextlib.suppress(CorruptState):
+                origin = read_origin(self._fs, self.store.layout)
+            if origin is not None:
+                error.hint = f"The store is a copy of {origin.source}, taken at {origin.taken_text}. {error.hint}"
+            raise
+
+    def _note_restored(self) -> None:
+        if not self._is_noted:
+            note_restored(self._fs, self.store.layout, now_ms=self.store.clock.now_ms())
+            self._is_noted = True
 
     def _decide(self, request: CommitRequest, staging: Staging) -> None:
         """The commit point. An unknown outcome is made known before anything else happens."""
@@ -284,7 +328,12 @@ class Committer:
         return topic
 
     def _plan(
-        self, staging: Staging, files: Sequence[StagedFile], topics: Mapping[str, Topic], ends: Mapping[str, TopicEnds]
+        self,
+        staging: Staging,
+        files: Sequence[StagedFile],
+        topics: Mapping[str, Topic],
+        ends: Mapping[str, TopicEnds],
+        app: AppBatch | None,
     ) -> Plan:
         records: dict[str, list[int]] = {topic.id: [0] * topic.partitions for topic in topics.values()}
         sizes = dict.fromkeys(topics, 0)
@@ -311,7 +360,15 @@ class Committer:
                 )
             )
         names = tuple(file.name for file in files if file.records)
-        return Plan(staging.plan_id, self.store.clock.now_ms(), names, tuple(plans))
+        return Plan(
+            staging.plan_id,
+            self.store.clock.now_ms(),
+            names,
+            tuple(plans),
+            app_id=app.app_id if app else None,
+            batch_id=app.batch_id if app else None,
+            query_id=app.query_id if app else None,
+        )
 
     def _check_room(self, plan: Plan) -> None:
         needed = int(sum(topic.bytes for topic in plan.topics) * _ROOM_FACTOR)
@@ -472,7 +529,8 @@ class Committer:
             raise DamagedLog(
                 f"the staged files of commit {row.sequence} of topic {topic.name} are gone before they were appended",
                 file=folder,
-                hint="Restore the store from a backup; nothing can be appended before that",
+                hint="The store is from an older copy, or was copied while it was written. `duramen recover` takes "
+                "what the logs hold and goes on behind the rest",
             ) from None
         mine = plan.topic(topic.id)
         if mine is None or (mine.sequence, mine.base_offsets, mine.end_offsets) != (
@@ -626,26 +684,19 @@ class Committer:
         return removed
 
 
-def _is_replay(last: AppProgress | None, app: AppBatch) -> bool:
-    """Whether the app's last batch is this one. Raises ReplayMismatch when this one cannot follow it."""
-    if last is None:
-        return False
-    if last.batch_id == app.batch_id and _same_query(last.query_id, app.query_id):
-        return True
-    if not app.adopt and not _same_query(last.query_id, app.query_id):
-        raise ReplayMismatch(
-            f"app {app.app_id!r} was last written by query {last.query_id} (batch {last.batch_id}); this is query "
-            f"{app.query_id} (batch {app.batch_id})",
-            hint="Two queries must not share an app_id. If the checkpoint was lost or replaced, continue with "
-            "adopt=True, or choose a new app_id",
-        )
-    if app.batch_id <= last.batch_id and not app.adopt:
-        raise ReplayMismatch(
-            f"app {app.app_id!r} is at batch {last.batch_id}; batch {app.batch_id} is older",
-            hint="The query's checkpoint was reset or is a copy. Continue with adopt=True if the rows are new, or "
-            "choose a new app_id",
-        )
-    return False
+def _check_ledger(store: LogStore) -> None:
+    """Raises LedgerError when the ledger is missing where topics say that commits were applied."""
+    commits = os.path.join(store.layout.ledger, "commits")
+    if store.fs.exists(commits) or store.fs.exists(commits + REBUILT):
+        return
+    for topic in store.topics():
+        applied = store.ends(topic).applied_sequence
+        if applied:
+            raise LedgerError(
+                f"the ledger is missing, but {applied} commits were applied to topic {topic.name}",
+                file=store.layout.ledger,
+                hint="`duramen recover` rebuilds it from what is left",
+            )
 
 
 def unflushed_of(ends: TopicEnds) -> list[int]:
@@ -688,11 +739,6 @@ def disk_full(error: OSError) -> DiskFull:
         file=error.filename,
         hint="Nothing was committed; make room and run the batch again",
     )
-
-
-def _same_query(last: str | None, this: str | None) -> bool:
-    """Queries that do not tell who they are cannot be told apart."""
-    return last is None or this is None or last == this
 
 
 def _since(began: float) -> int:

@@ -106,11 +106,23 @@ def read_ends(
     except FileNotFoundError:
         return TopicEnds.empty(partitions)
     if parsed is None:
-        return _parse(data, path, partitions)
-    return parsed.of((path, partitions), data, lambda data: _parse(data, path, partitions))
+        return _fitted(_parse(data, path), path, partitions)
+    return parsed.of((path, partitions), data, lambda data: _fitted(_parse(data, path), path, partitions))
 
 
-def _parse(data: bytes, path: str, partitions: int) -> TopicEnds:
+def stored_ends(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) -> TopicEnds:
+    """The ends as they were written. Raises FileNotFoundError, CorruptState."""
+    return _parse(read_sealed_bytes(fs, path, limit=limits.side_file_bytes), path)
+
+
+def _fitted(ends: TopicEnds, path: str, partitions: int) -> TopicEnds:
+    if len(ends.high_watermarks) > partitions:
+        raise CorruptState(f"holds {len(ends.high_watermarks)} partitions, the topic has {partitions}", file=path)
+    # A topic is widened in its own file first; the new partitions have nothing yet.
+    return ends.grown(partitions)
+
+
+def _parse(data: bytes, path: str) -> TopicEnds:
     document = unseal(data, version=VERSION, file=path)
     ends = TopicEnds(
         high_watermarks=whole_numbers(document, "high_watermarks", file=path),
@@ -121,10 +133,9 @@ def _parse(data: bytes, path: str, partitions: int) -> TopicEnds:
         joint=_joint(document.get("joint", {}), path),
     )
     counts = {len(ends.high_watermarks), len(ends.last_stable_offsets), len(ends.recovery_points)}
-    if len(counts) != 1 or max(counts) > partitions:
-        raise CorruptState(f"holds {max(counts)} partitions, the topic has {partitions}", file=path)
-    # A topic is widened in its own file first; the new partitions have nothing yet.
-    return ends.grown(partitions)
+    if len(counts) != 1:
+        raise CorruptState("holds lists of different lengths", file=path)
+    return ends
 
 
 def _joint(document: object, path: str) -> dict[str, JointEnds]:

@@ -20,7 +20,20 @@ TOPIC_SUFFIX = ".t"
 
 #: everything a store may hold at its top
 TOP_NAMES = frozenset(
-    {"logs", "state", "ledger", "staging", "topics", "locks", "version", "version.tmp", "duramen.toml"}
+    {
+        "logs",
+        "state",
+        "ledger",
+        "staging",
+        "topics",
+        "locks",
+        "version",
+        "version.tmp",
+        "duramen.toml",
+        "origin",
+        "origin.tmp",
+        "unfinished",
+    }
 )
 
 
@@ -51,6 +64,16 @@ class Layout:
     @property
     def version(self) -> str:
         return os.path.join(self.root, "version")
+
+    @property
+    def unfinished(self) -> str:
+        """There while a copy is being made: it is no store yet."""
+        return os.path.join(self.root, "unfinished")
+
+    @property
+    def origin(self) -> str:
+        """In a backup: of what it is a copy, when it was taken, and since when it is written to."""
+        return os.path.join(self.root, "origin")
 
     @property
     def settings(self) -> str:

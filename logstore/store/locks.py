@@ -16,12 +16,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import LockHeld, StoreInUse
-from logstore.files import File, FileSystem
+from logstore.files import File, FileSystem, make_directory
 from logstore.segment.names import LOCK
 from logstore.store import ranges
 from logstore.store.layout import Layout
@@ -33,6 +34,8 @@ DEFAULT_WAIT_MS = 30_000
 _HOLDER_BYTES_MAX = 4096
 _PAUSE_S_MIN = 0.001
 _PAUSE_S_MAX = 0.05
+
+T = TypeVar("T")
 
 
 class LockRank(IntEnum):
@@ -272,13 +275,21 @@ class StoreLocks:
 
     def _wait_for(self, start: int, count: int, deadline: float) -> ranges.OpenFile | None:
         pause = _PAUSE_S_MIN
-        while (opened := self._ranges.take(start, count)) is None:
+        while (opened := self.with_folder(lambda: self._ranges.take(start, count))) is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
             time.sleep(min(pause, left))
             pause = min(pause * 2, _PAUSE_S_MAX)
         return opened
+
+    def with_folder(self, take: Callable[[], T]) -> T:
+        """Take a lock; somebody may have removed the folder of the lock files, which is made again then."""
+        try:
+            return take()
+        except FileNotFoundError:
+            make_directory(self._fs, self._layout.locks)
+            return take()
 
     def _stack(self) -> list[tuple[LockRank, tuple[str, int]]]:
         stack: list[tuple[LockRank, tuple[str, int]]] = self._held.__dict__.setdefault("stack", [])
@@ -298,7 +309,7 @@ class StoreLocks:
         self._check_order(stack, rank, key, wait_ms)
         path = os.path.join(self._layout.locks, _name(rank, key))
         lock = FileLock(self._fs, path)
-        if not lock.acquire(wait_ms):
+        if not self.with_folder(lambda: lock.acquire(wait_ms)):
             raise LockHeld(
                 f"waited {wait_ms} ms for the {rank.name.lower()} lock, held by {holder(self._fs, path)}",
                 file=path,

@@ -281,7 +281,10 @@ def _known_ends(store: LogStore, topic: Topic, committer: Committer | None, note
 def _committer(store: LogStore) -> Committer | None:
     from logstore.store.committer import Committer
 
-    return Committer(store) if store.fs.exists(store.layout.ledger) else None
+    try:
+        return Committer(store) if store.fs.exists(store.layout.ledger) else None
+    except LedgerError:
+        return None  # `repair` says what is wrong with it
 
 
 def _applied(rows: Sequence[CommitRow], ends: TopicEnds) -> int:

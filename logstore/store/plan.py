@@ -42,6 +42,10 @@ class Plan:
     now_ms: int
     files: tuple[str, ...]
     topics: tuple[TopicPlan, ...]
+    #: whose batch it is: nobody needs it to apply the plan, but a ledger that lost its commit is rebuilt from it
+    app_id: str | None = None
+    batch_id: int | None = None
+    query_id: str | None = None
 
     def topic(self, topic_id: str) -> TopicPlan | None:
         return next((topic for topic in self.topics if topic.topic_id == topic_id), None)
@@ -53,6 +57,9 @@ def write_plan(fs: FileSystem, folder: str, plan: Plan) -> None:
         "plan_id": plan.plan_id,
         "now_ms": plan.now_ms,
         "files": list(plan.files),
+        "app_id": plan.app_id,
+        "batch_id": plan.batch_id,
+        "query_id": plan.query_id,
         "topics": [
             {
                 "topic": topic.topic,
@@ -79,7 +86,15 @@ def read_plan(fs: FileSystem, folder: str, *, limits: Limits) -> Plan:
     try:
         files = tuple(_file_name(name) for name in _items(document["files"]))
         topics = tuple(_topic(entry, path) for entry in _items(document["topics"]))
-        return Plan(str(document["plan_id"]), whole_number(document, "now_ms", file=path), files, topics)
+        return Plan(
+            str(document["plan_id"]),
+            whole_number(document, "now_ms", file=path),
+            files,
+            topics,
+            app_id=_text_or_none(document.get("app_id")),
+            batch_id=None if document.get("batch_id") is None else whole_number(document, "batch_id", file=path),
+            query_id=_text_or_none(document.get("query_id")),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptState(f"malformed plan: {error}", file=path) from None
 
@@ -99,6 +114,12 @@ def _topic(entry: object, path: str) -> TopicPlan:
         whole_number(entry, "records", file=path),
         whole_number(entry, "bytes", file=path),
     )
+
+
+def _text_or_none(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError("not a text")
+    return value
 
 
 def _items(value: object) -> list[object]:

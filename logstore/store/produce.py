@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from logstore.errors import CommitConflict, TopicChanged
 from logstore.records.record import Record
-from logstore.store.committer import AppBatch, Committed, Committer, Staging, disk_full
+from logstore.store.apps import AppBatch
+from logstore.store.committer import Committed, Committer, Staging, disk_full
 from logstore.store.staging import EncodeOptions, StagedWriter, TopicTarget
 
 _ENCODE_TRIES_MAX = 5

@@ -51,7 +51,7 @@ from logstore.store.sealed import Parsed
 from logstore.store.shared_clock import shared_clock
 from logstore.store.tails import PartitionTail, TopicTails, boot_id, remove_old_tail
 from logstore.store.trees import is_directory, remove_tree
-from logstore.store.version import read_version, write_version
+from logstore.store.version import looks_like_a_store, read_version, write_version
 from logstore.topic import TopicPartition, check_topic_name, new_topic_id
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from logstore.partition.log import PartitionLog
     from logstore.partition.reader import PartitionReader
     from logstore.records.record import Record
-    from logstore.store.committer import AppBatch, Committed, Committer
+    from logstore.store.apps import AppBatch
+    from logstore.store.committer import Committed, Committer
     from logstore.store.follow import Followed
 
 #: what a crashed process left in `topics/` or `staging/` is not touched before this age
@@ -92,6 +93,8 @@ class LogStore:
         if create:
             _make(fs, self.layout)
         read_version(fs, self.layout.version)
+        for directory in (self.layout.locks, self.layout.staging):  # both may be gone: nothing in them is for ever
+            fs.mkdir(directory)
         probe_file_system(fs, self.layout.locks)
         fs.mkdir(os.path.join(self.layout.logs, BROKER_GUARD))
         self._settings = load_toml(self.layout.settings, fs=fs) if fs.exists(self.layout.settings) else {}
@@ -283,7 +286,7 @@ class LogStore:
         A lock of its own makes looking and writing one step, whoever holds the lease by now.
         """
         lock = FileLock(self.fs, self.locks.ends_path(topic.id))
-        if not lock.acquire(self.locks.wait_ms):
+        if not self.locks.with_folder(lambda: lock.acquire(self.locks.wait_ms)):
             raise LockHeld(f"waited {self.locks.wait_ms} ms for the ends of {topic.name}", file=lock.path)
         try:
             if self.ends(topic) != seen:
@@ -790,6 +793,8 @@ def _make(fs: FileSystem, layout: Layout) -> None:
     """Make an empty store; the version file comes last, so a half-made one is simply made again."""
     if fs.exists(layout.version):
         return
+    if looks_like_a_store(fs, layout):
+        read_version(fs, layout.version)  # raises: a store that lost its version is not made again
     if fs.exists(layout.root):
         try:
             foreign = sorted(set(fs.listdir(layout.root)) - TOP_NAMES)

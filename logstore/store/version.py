@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 
-from logstore.errors import NotAStore, StoreVersionError
+from logstore.errors import CorruptState, NotAStore, StoreVersionError
 from logstore.files import FileSystem, read_whole, replace_file
+from logstore.segment.names import META_PROPERTIES
+from logstore.store.layout import TOPIC_SUFFIX, Layout
 
 STORE_VERSION = 1
+_RECOVER = "`duramen recover` writes it again"
 
 
 def read_version(fs: FileSystem, path: str) -> int:
-    """Raises NotAStore when the file is missing or says nothing, StoreVersionError for a version this release lacks."""
+    """Raises NotAStore where there is no store, CorruptState where one lost the file, StoreVersionError for a version
+    this release lacks.
+    """
     try:
         text = read_whole(fs, path, limit=64).decode("ascii")
     except (FileNotFoundError, NotADirectoryError):
+        if looks_like_a_store(fs, Layout(os.path.dirname(path))):
+            raise CorruptState("the store's version file is missing", file=path, hint=_RECOVER) from None
+        if fs.exists(Layout(os.path.dirname(path)).unfinished):
+            raise NotAStore(
+                "a backup that was not finished", file=path, hint="Remove the directory and take it again."
+            ) from None
         raise NotAStore("no store here", file=path, hint="`duramen topics create` makes one.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotAStore("the version file cannot be read", file=path) from error
+    except UnicodeDecodeError:
+        text = ""
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise  # an error of the system says nothing about the store
+        text = ""
     found = re.fullmatch(r"([0-9]{1,9})\n?", text)
     if not found:
+        if looks_like_a_store(fs, Layout(os.path.dirname(path))):
+            raise CorruptState("the version file does not hold a number", file=path, hint=_RECOVER)
         raise NotAStore("the version file does not hold a number", file=path)
     version = int(found.group(1))
     if version > STORE_VERSION:
@@ -35,6 +54,20 @@ def read_version(fs: FileSystem, path: str) -> int:
             hint="Upgrade it with the release that came after it first.",
         )
     return version
+
+
+def looks_like_a_store(fs: FileSystem, layout: Layout) -> bool:
+    """Whether all but the version file of a store is here. A copy that was not finished says so itself."""
+    try:
+        if fs.exists(layout.unfinished) or not fs.exists(layout.state) or not fs.exists(layout.logs):
+            return False
+        if fs.exists(layout.topics) and any(name.endswith(TOPIC_SUFFIX) for name in fs.listdir(layout.topics)):
+            return True
+        # Topic files may be lost as well. An older release did not mark a copy that it had not finished; but it
+        # copied this file last.
+        return bool(fs.listdir(layout.state)) and fs.exists(os.path.join(layout.logs, META_PROPERTIES))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def write_version(fs: FileSystem, path: str) -> None:

@@ -134,10 +134,10 @@ def test_an_app_whose_batches_went_back_is_told_the_way_out(spark: Spark, store:
     for query_id, batch_id, said in (("first", 3, "is at batch 5; batch 3 is older"), ("second", 0, "query second")):
         with pytest.raises(ReplayMismatch) as caught:
             LogSink(store.path, "orders", "app", query_id=query_id).write(df, batch_id)
-        for words in (said, "adopt=True", "new app_id"):
+        for words in (said, "adopt='first:5'", "new app_id"):
             assert words in str(caught.value)
     assert len(Committer(store).ledger.commits()) == 1
-    adopting = LogSink(store.path, "orders", "app", query_id="second", adopt=True)
+    adopting = LogSink(store.path, "orders", "app", query_id="second", adopt="first:5")
     assert adopting.write(df, 0).records == 1
     assert adopting.write(df, 0).replayed  # once is enough: from here on it is the app's query
     assert sum(map(len, read_all(store, "orders").values())) == 2

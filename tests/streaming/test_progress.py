@@ -70,7 +70,7 @@ def test_a_query_tells_how_its_batches_went(spark: Spark, store: LogStore, tmp_p
 
 
 def test_times_are_told_of_the_batch_they_belong_to(spark: Spark, store: LogStore) -> None:
-    """An empty batch has no row and changes nothing; behind a replay nothing is known of the batch before."""
+    """An empty batch counts, too, and appends nothing; after a replay nothing is known of the batch before."""
     rows = spark.sql("select 'k' as key, 'v' as value")
     sink = LogSink(store.path, "orders", "app")
     first = sink.write(rows, 0)
@@ -80,9 +80,10 @@ def test_times_are_told_of_the_batch_they_belong_to(spark: Spark, store: LogStor
     sink.write(rows, 3)
     timings = [row.timings_ms for row in Committer(store).ledger.commits()]
     assert timings[1]["previous_append"] == first.timings_ms["append"]
-    assert "previous_append" not in timings[2]
-    assert [each.batch_id for each in sink.progress()] == [0, 2, 3]
-    assert [each.append_ms is None for each in sink.progress()] == [False, True, False]
+    assert timings[2]["previous_append"] == 0
+    assert "previous_append" not in timings[3]
+    assert [(each.batch_id, each.records) for each in sink.progress()] == [(0, 1), (1, 0), (2, 1), (3, 1)]
+    assert [each.append_ms is None for each in sink.progress()] == [False, False, True, False]
 
 
 def test_a_batch_of_several_topics_is_one_and_a_void_row_none() -> None:

@@ -236,7 +236,7 @@ def test_two_queries_under_one_app_id_one_stops_and_names_the_other(
         winner = 1 - loser
         assert str(queries[winner].id) in errors[loser]
         assert str(queries[loser].id) in errors[loser]
-        assert "adopt=True" in errors[loser]
+        assert f"adopt='{queries[winner].id}:" in errors[loser]
         check(store, read_all, *given, pair[winner])
         again = start(spark, pair[loser], tmp_path / f"c-{pair[loser].name}", LogSink(store.path, "orders", app_id))
         with pytest.raises(StreamingQueryException, match=str(queries[winner].id)):

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from logstore.errors import InvalidConfig, InvalidPartition, InvalidRecord, NullKey, UnknownTopic, UnsuitableFileSystem
+from logstore.errors import (
+    InvalidConfig,
+    InvalidPartition,
+    InvalidRecord,
+    MissingBatches,
+    NullKey,
+    UnknownTopic,
+    UnsuitableFileSystem,
+)
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
 from logstore.store.committer import Committer
@@ -189,14 +197,20 @@ def test_bad_rows_and_settings_are_refused_before_the_commit(spark: Spark, store
     assert not any(name.endswith("-plan") for name in os.listdir(store.layout.staging))
 
 
-def test_an_empty_batch_commits_nothing(spark: Spark, store: LogStore) -> None:
-    done = sink(store).write(spark.sql("select 'v' as value where false"), 0)
+def test_an_empty_batch_counts_and_writes_nothing(spark: Spark, store: LogStore) -> None:
+    empty = spark.sql("select 'v' as value where false")
+    done = sink(store).write(empty, 0)
     assert done.records == 0
-    assert Committer(store).ledger.commits() == []
+    assert [(row.batch_id, row.topic_id, row.records) for row in Committer(store).ledger.commits()] == [(0, "", 0)]
+    assert sink(store).write(empty, 0).replayed
+    assert sink(store).write(spark.sql("select 'v' as value"), 1).records == 1
+    with pytest.raises(MissingBatches, match=r"at batch 1; batch 4 leaves out 2 to 3.*adopt"):
+        sink(store).write(empty, 4)
+    assert os.listdir(os.path.join(store.path, "staging"))  # of batch 1, which is not flushed yet
 
 
 def test_a_sink_travels_without_its_last_receipt(store: LogStore) -> None:
-    given = sink(store, compression_type="zstd", create_topics={"partitions": 2}, adopt=True)
+    given = sink(store, compression_type="zstd", create_topics={"partitions": 2}, adopt="query:3")
     given.last = object()  # type: ignore[assignment]
     again = pickle.loads(pickle.dumps(given))
     assert again.last is None

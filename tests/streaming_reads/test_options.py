@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import InvalidConfig, UnknownConfig
+from logstore.store.apps import Adopt
 from streaming.options import EARLIEST, LATEST, Boundary, read_options, write_options
 
 
@@ -161,9 +162,10 @@ def test_choices_are_named(name: str, expected: str) -> None:
 
 def test_write_options() -> None:
     found = write_options({"store": "/s", "topic": "a", "compression.type": "zstd", "batchSize": "100", "path": "x"})
-    assert (found.topic, found.compression_type, found.batch_size, found.adopt) == ("a", "zstd", 100, False)
+    assert (found.topic, found.compression_type, found.batch_size, found.adopt) == ("a", "zstd", 100, None)
     found = write_options({"store": "/s", "app_id": "x", "batch_id": "7", "compressionType": "lz4"})
     assert (found.app_id, found.batch_id, found.compression_type) == ("x", 7, "lz4")
+    assert write_options({"store": "/s", "adopt": "0b-c:41"}).adopt == Adopt("0b-c", 41)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_write_options() -> None:
         ({"batch_id": "-1", "app_id": "x"}, "expected a number from 0 up"),
         ({"batch_id": "1"}, "give both or none"),
         ({"batch.size": "0"}, "above 0"),
-        ({"adopt": "maybe"}, "expected true or false"),
+        ({"adopt": "maybe"}, "QUERY_ID:BATCH_ID"),
     ],
 )
 def test_write_options_that_are_wrong(given: dict[str, str], expected: str) -> None:

@@ -124,6 +124,6 @@ def powered() -> object:
     files.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def request_of() -> Callable[..., CommitRequest]:
     return make_request

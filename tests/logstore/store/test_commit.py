@@ -143,8 +143,8 @@ def test_several_topics_are_one_commit(committer: Committer, read_all: ReadAll) 
     assert sum(map(len, read_all(committer.store, "payments").values())) == 25
 
 
-def test_an_empty_batch_commits_nothing(committer: Committer) -> None:
-    done = append_table(committer, "orders", rows(0), app=AppBatch("app", 0))
+def test_an_empty_batch_of_no_app_commits_nothing(committer: Committer) -> None:
+    done = append_table(committer, "orders", rows(0))
     assert done.records == 0
     assert_nothing_happened(committer)
 
@@ -197,9 +197,9 @@ def test_another_query_under_the_same_app_is_refused_by_name(committer: Committe
         with pytest.raises(ReplayMismatch) as caught:
             append_table(committer, "orders", rows(10), app=AppBatch("app", batch_id, "query-2"))
         text = str(caught.value)
-        assert all(word in text for word in ("'app'", "query-1", "query-2", "adopt=True", "new app_id"))
+        assert all(word in text for word in ("'app'", "query-1", "query-2", "adopt='query-1:3'", "new app_id"))
     assert log_bytes(committer.store) == before
-    done = append_table(committer, "orders", rows(10), app=AppBatch("app", 0, "query-2", adopt=True))
+    done = append_table(committer, "orders", rows(10), app=AppBatch("app", 0, "query-2", adopt="query-1:3"))
     assert not done.replayed
     assert append_table(committer, "orders", rows(10), app=AppBatch("app", 0, "query-2")).replayed
     assert not append_table(committer, "orders", rows(10), app=AppBatch("app", 1, "query-2")).replayed
@@ -207,9 +207,9 @@ def test_another_query_under_the_same_app_is_refused_by_name(committer: Committe
 
 def test_a_batch_id_that_went_back_is_refused_with_the_way_out(committer: Committer) -> None:
     append_table(committer, "orders", rows(10), app=AppBatch("app", 5, "query-1"))
-    with pytest.raises(ReplayMismatch, match=r"at batch 5; batch 2 is older.*adopt=True.*new app_id"):
+    with pytest.raises(ReplayMismatch, match=r"at batch 5; batch 2 is older.*adopt='query-1:5'.*new app_id"):
         append_table(committer, "orders", rows(10), app=AppBatch("app", 2, "query-1"))
-    assert not append_table(committer, "orders", rows(1), app=AppBatch("app", 2, "query-1", adopt=True)).replayed
+    assert not append_table(committer, "orders", rows(1), app=AppBatch("app", 2, "query-1", adopt="query-1:5")).replayed
     assert committer.ledger.last_batch("app").batch_id == 2  # type: ignore[union-attr]
 
 

@@ -1,0 +1,48 @@
+"""What `verify`, `recover` and `describe` say about the store as a whole: its ledger, its version, where it is from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from duramen.session import time_text
+
+if TYPE_CHECKING:
+    from logstore.store.repair import StoreReport
+    from logstore.store.store import LogStore
+
+
+def origin_document(store: LogStore) -> dict[str, Any] | None:
+    """Of what the store is a copy; None when it is none, or does not tell."""
+    from logstore.errors import CorruptState
+    from logstore.store.origin import read_origin
+
+    try:
+        origin = read_origin(store.fs, store.layout)
+    except CorruptState:  # `verify` says so
+        return None
+    if origin is None:
+        return None
+    return {"source": origin.source, "taken_ms": origin.taken_ms, "restored_ms": origin.restored_ms}
+
+
+def origin_text(origin: dict[str, Any]) -> str:
+    copy = f"a backup of {origin['source']}, taken {time_text(origin['taken_ms'])}"
+    if origin["restored_ms"] is None:
+        return f"{copy}; nothing was written to it since"
+    return f"restored from {copy}; written to since {time_text(origin['restored_ms'])}"
+
+
+def store_document(report: StoreReport) -> dict[str, Any]:
+    return {
+        "sound": report.sound,
+        "findings": [{"what": each.what, "file": each.file} for each in report.findings],
+        "actions": report.actions,
+        "lost": report.lost,
+    }
+
+
+def print_store(report: StoreReport) -> None:
+    for each in report.findings:
+        print(f"store: {each.what}" + (f" (file {each.file})" if each.file else ""))
+    for line in [*report.actions, *report.lost]:
+        print(f"store: {line}")

@@ -1,0 +1,119 @@
+"""Puts a table of given rows and transactions in the place of a damaged one, which is set aside in `torn/`.
+
+    build beside it → `NAME.rebuilt`, complete and synced → the old one to `torn/` → `NAME.rebuilt` to its place
+
+Whoever opens the table after a crash in between finds `NAME.rebuilt` and no table, and takes the last step. The new
+table begins at a version above all that was ever used, so nobody who still holds the old one mistakes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.transaction import AddAction
+
+from logstore.clock import Clock
+from logstore.files import FileSystem, make_directory, replace_file
+from logstore.ledger.gate import Gate
+from logstore.ledger.table import (
+    HINT_NAME,
+    LOG_FOLDER,
+    NO_HOOKS,
+    PROPERTIES,
+    REBUILT,
+    SEAL,
+    TORN,
+    finish_rebuild,
+    remove_tree,
+    seal_of,
+    sync_file,
+    write_data,
+)
+
+#: versions left free above the newest one known: the lost ones, which somebody may have in memory
+VERSIONS_FREE = 1000
+
+
+def rebuild_table(
+    fs: FileSystem,
+    clock: Clock,
+    path: str,
+    schema: pa.Schema,
+    *,
+    rows: pa.Table,
+    transactions: Mapping[str, int],
+    version: int,
+) -> str | None:
+    """Replace the table at `path`, whose newest known version is `version`; returns where the old one lies now."""
+    parent = os.path.dirname(path)
+    make_directory(fs, parent)
+    gate = Gate(fs, path + ".gate")
+    with gate.alone():
+        rebuilt = path + REBUILT
+        finish_rebuild(fs, path)  # never lose the only copy
+        remove_tree(fs, rebuilt)
+        _build(fs, clock, f"{path}.new", schema, rows, transactions, version + VERSIONS_FREE)
+        fs.rename(f"{path}.new", rebuilt)
+        fs.fsync_dir(parent)
+        aside = None
+        if fs.exists(path):
+            shelf = os.path.join(parent, TORN)
+            make_directory(fs, shelf)
+            aside = os.path.join(shelf, f"{os.path.basename(path)}-{uuid.uuid4().hex}")
+            fs.rename(path, aside)
+            fs.fsync_dir(shelf)
+            fs.fsync_dir(parent)
+        fs.rename(rebuilt, path)
+        fs.fsync_dir(parent)
+        return aside
+
+
+def _build(
+    fs: FileSystem,
+    clock: Clock,
+    path: str,
+    schema: pa.Schema,
+    rows: pa.Table,
+    transactions: Mapping[str, int],
+    version: int,
+) -> None:
+    remove_tree(fs, path)
+    log = os.path.join(path, LOG_FOLDER)
+    table = DeltaTable.create(path, schema, configuration=dict(PROPERTIES))
+    newest = max([0, *rows["version"].to_pylist()])
+    name = f"{newest:020d}-{uuid.uuid4().hex}.parquet"
+    size_bytes = write_data(fs, os.path.join(path, name), rows)
+    table.create_write_transaction(
+        [AddAction(name, size_bytes, {}, clock.now_ms(), True, json.dumps({"numRecords": rows.num_rows}))],
+        "append",
+        schema,
+        commit_properties=CommitProperties(
+            custom_metadata={SEAL: seal_of([(name, size_bytes)], [], list(transactions.items()))},
+            max_commit_retries=0,
+            app_transactions=[Transaction(key, value) for key, value in transactions.items()],
+        ),
+        post_commithook_properties=NO_HOOKS,
+    )
+    DeltaTable(path).create_checkpoint()
+    hint = {"version": version, "size": _checkpoint_actions(fs, log)}
+    # A checkpoint does not say of which version it is: its name does.
+    for suffix in (".json", ".checkpoint.parquet"):
+        fs.rename(os.path.join(log, f"{1:020d}{suffix}"), os.path.join(log, f"{version:020d}{suffix}"))
+        sync_file(fs, os.path.join(log, f"{version:020d}{suffix}"))
+    fs.unlink(os.path.join(log, f"{0:020d}.json"))
+    replace_file(fs, os.path.join(log, HINT_NAME), json.dumps(hint).encode())
+    for folder in (log, path, os.path.dirname(path)):
+        fs.fsync_dir(folder)
+
+
+def _checkpoint_actions(fs: FileSystem, log: str) -> int:
+    file = fs.open(os.path.join(log, HINT_NAME))
+    try:
+        return int(json.loads(file.pread(file.size(), 0))["size"])
+    finally:
+        file.close()
