@@ -99,6 +99,8 @@ class Salvage:
     segments: list[SegmentSalvage] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
     losses: tuple[Loss, ...] = ()  # new ones
+    #: losses of the past that nobody wrote down
+    earlier_losses: list[Loss] = field(default_factory=list)
     refilled: list[tuple[str, int, int]] = field(default_factory=list)  # source, from, to
     quarantine: list[QuarantinedRegion] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)  # files that are no segments, set aside as they are
@@ -389,12 +391,22 @@ class _Planner:
         missing = [(each.base_offset, each.end_offset) for each in [*self._found, *self._given.losses]]
         for piece in sorted(self._strays, key=lambda piece: piece.first_offset):
             missing = self._put_back(piece, missing, "misplaced files")
-        if self._gaps:
-            missing += subtract(self._gap_ranges(), missing)
+        gaps = subtract(self._gap_ranges(), missing) if self._gaps else []
+        missing += gaps
         for source in self._sources:
             for low, high in sorted(missing):
                 for piece in source.pieces(low, high):
                     missing = self._put_back(piece, missing, source.name)
+        self._note_gaps(gaps)
+
+    def _note_gaps(self, gaps: list[Range]) -> None:
+        """What is still missing of a gap that was filled in part was lost, too; nobody had written it down."""
+        back = [(low, high) for _, low, high in self._plan.refilled]
+        for low, high in gaps:
+            inside = [each for each in back if low <= each[0] and each[1] <= high]
+            for begin, end in subtract([(low, high)], inside) if inside else ():
+                reason = "missing when its neighbours were put back from quarantine"
+                self._plan.earlier_losses.append(Loss(begin, end, reason, self._given.now_ms))
 
     def _gap_ranges(self) -> list[Range]:
         covered = [(piece.first_offset, piece.end_offset) for each in self._plan.segments for piece in each.pieces]
@@ -497,7 +509,7 @@ def carry_out(partition: Partition, plan: Salvage, state_path: str) -> tuple[Par
     aside = _set_aside(partition, plan, state)
     losses = merged(
         without(state.losses, [(low, high) for _, low, high in plan.refilled]),
-        plan.losses,
+        [*plan.losses, *plan.earlier_losses],
     )
     first_dirty = min([state.first_dirty_offset, *(low for _, low, _ in plan.refilled)])
     state = replace(state, losses=losses, first_dirty_offset=first_dirty, closed=False)

@@ -1,7 +1,7 @@
 """The same damaged directory given to Kafka's loader and to ours: the same log comes out, to the byte.
 
-Where we lose less on purpose the difference is stated: what is cut off, and intact segments behind it, are set aside in
-`quarantine/`, where Kafka deletes them.
+Where we lose less on purpose the difference is stated: what is cut off above the recovery point, and intact segments
+behind it, are set aside in `quarantine/`, where Kafka deletes them; and `recover` keeps every intact batch.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from conformance.workload import (
 )
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.log import PartitionLog
 from logstore.partition.reading import Isolation
 from logstore.partition.recovery import RecoveryReport
+from logstore.partition.salvage import Partition, carry_out, plan_salvage
 from logstore.records.header import read_header
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
@@ -48,6 +50,12 @@ CONFIG: dict[str, Any] = {"segment.bytes": 2500, "index.interval.bytes": 200, "s
 
 def write(kafka: Kafka, directory: Path, rng: random.Random, *, crash: bool) -> LogState:
     """A log of several segments with transactions and all codecs."""
+    while len((written := _write(kafka, directory, rng, crash=crash)).segments) <= 2:
+        shutil.rmtree(directory)  # few and small records, by chance
+    return written
+
+
+def _write(kafka: Kafka, directory: Path, rng: random.Random, *, crash: bool) -> LogState:
     sequences = dict.fromkeys(range(1, 4), 0)
     ops: list[dict[str, Any]] = []
     for at in range(rng.randint(40, 90)):
@@ -68,7 +76,6 @@ def write(kafka: Kafka, directory: Path, rng: random.Random, *, crash: bool) -> 
             ops.append(Op.append_records(for_kafka(records), at // 20, codec=rng.choice(CODECS), **fields))
     run = kafka.append(directory, ops, CONFIG, now_ms=NOW_MS, crash=crash)
     assert {result.error for result in run.results} == {None}
-    assert len(run.closed.segments) > 2
     return run.closed
 
 
@@ -319,6 +326,56 @@ def test_hole_that_kafka_leaves_in_the_log_is_its_end_for_us(kafka: Kafka, tmp_p
         assert log.log_end_offset < written.base_offsets[1]
         assert len(log.segments) == 1
         assert_nothing_lost(damaged, ours, log.recovery)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["a log cut short", "the last log cut short", "a block of nonsense", "nonsense behind the end", "a flipped bit"],
+)
+def test_recover_keeps_whatever_kafka_keeps_and_every_intact_batch(
+    kafka: Kafka, tmp_path: Path, seed: int, damage: str
+) -> None:
+    """What `duramen recover` does to a partition, on directories that Kafka recovers, too."""
+    for number in range(max(DIRECTORIES // 3, 3)):
+        rng = random.Random(f"{seed} {damage} {number}")
+        damaged = tmp_path / str(number) / "damaged" / str(PARTITION)
+        written = write(kafka, damaged, rng, crash=True)
+        before = {r.offset: r for r in kafka.records(damaged)}
+        batches = {
+            each.stem: [each.read_bytes()[a:b] for a, b in batch_positions(each)] for each in damaged.glob("*.log")
+        }
+        DAMAGES[damage](rng, damaged, 0)
+        ours, theirs = (
+            tmp_path / str(number) / "ours" / str(PARTITION),
+            tmp_path / str(number) / "kafka" / str(PARTITION),
+        )
+        shutil.copytree(damaged, ours)
+        shutil.copytree(damaged, theirs)
+        partition = Partition(
+            UnsyncedFiles(),
+            str(ours),
+            str(PARTITION),
+            None,
+            written.log_end_offset,
+            LogConfig.from_mapping(CONFIG),
+            DEFAULT_LIMITS,
+            LATER_MS,
+        )
+        plan = plan_salvage(partition)
+        carry_out(partition, plan, str(ours.parent / "state"))
+        with opened(ours, keep_offset=written.log_end_offset) as log:
+            found = {r.offset: as_kafka(r) for r in log.records(isolation=Isolation.LOG_END)}
+            assert log.log_end_offset == written.log_end_offset
+        assert found.items() <= before.items()
+        lost = {offset for each in plan.losses for offset in range(each.base_offset, each.end_offset)}
+        assert before.keys() - found.keys() <= lost
+        assert not lost & found.keys()
+        whole = sum(each in path.read_bytes() for path in damaged.glob("*.log") for each in batches[path.stem])
+        kept = sum(len(batch_positions(each)) for each in ours.glob("*.log"))
+        assert kept >= whole, f"directory {number}, DURAMEN_SEED={seed}"
+        with contextlib.suppress(KafkaError):  # it cannot start where the end of a transaction is gone
+            kafka.load(theirs, CONFIG, now_ms=LATER_MS, unclean=True)
+            assert {r.offset for r in kafka.records(theirs)} <= found.keys()
 
 
 def test_log_that_ends_below_its_start_begins_anew(kafka: Kafka, tmp_path: Path, seed: int) -> None:

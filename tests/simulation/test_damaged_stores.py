@@ -379,6 +379,30 @@ def check_sound(store: LogStore) -> None:
             assert result.sound, result.findings
 
 
+def check_readmitted(made: Made) -> None:
+    """Somebody finds the undamaged bytes (in an old backup, say) and puts them into quarantine."""
+    back: dict[tuple[str, int], set[int]] = {key: set() for key in made.logs}
+    for key, log in made.logs.items():
+        for region in (made.root / "logs" / f"{key[0]}-{key[1]}").glob("quarantine/*/*.from-*"):
+            origin, position = region.name.split(".from-")
+            whole = (made.copy / "logs" / f"{key[0]}-{key[1]}" / origin).read_bytes()
+            region.write_bytes(whole[int(position) : int(position) + region.stat().st_size])
+            for batch in log.batches:
+                if batch.data in region.read_bytes():
+                    back[key] |= set(range(batch.first_offset, batch.end_offset)) & log.records.keys()
+    with LogStore(made.root, lock_wait_ms=2000, fs=FILES) as store:
+        for topic in store.topics():
+            for report in recover(store, topic, readmit=True):
+                assert not report.losses
+                assert not report.held_back
+        for key, log in made.logs.items():
+            found = {record.offset: record for record in read_records(store, *key)}
+            assert found.items() <= log.records.items()
+            assert back[key] <= found.keys(), f"{key}: not put back: {sorted(back[key] - found.keys())}"
+            losses = store.partition_state(store.topic(key[0]), key[1]).losses
+            assert not {o for e in losses for o in range(e.base_offset, e.end_offset)} & found.keys()
+
+
 def one_store(made: Made, rng: random.Random) -> tuple[Done, int]:
     shutil.rmtree(made.root)
     shutil.copytree(made.copy, made.root)
@@ -394,6 +418,8 @@ def one_store(made: Made, rng: random.Random) -> tuple[Done, int]:
         lost = check(made, done, planned, reports, intact)
         if not any(path.suffix == ".log" for path in done.touched):
             assert not any(each.losses for each in reports)
+        if rng.random() < 0.3:
+            check_readmitted(made)
         check_goes_on(made, rng)
     except (AssertionError, DuramenError, OSError) as error:
         raise AssertionError(f"{'; '.join(done.story)}: {type(error).__name__}: {error}") from error

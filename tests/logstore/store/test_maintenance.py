@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from compaction_job import compact
 from logstore.errors import CorruptState, DamagedLog, DuramenError, LockHeld, OffsetOutOfRange, UnknownTopic
 from logstore.partition.checkpoint import read_offset_checkpoint
+from logstore.partition.state import SegmentEntry, write_state
+from logstore.records.header import read_header
 from logstore.records.record import Record
 from logstore.store.maintenance import delete_records, recover, retain
 from logstore.store.registry import Topic
@@ -258,3 +262,74 @@ def test_recovery_makes_damaged_state_anew(store: LogStore, orders: Topic, read_
     assert len(reports) == 2, "without the ends all partitions are looked at"
     assert any("ends were made anew" in note for note in reports[0].notes)
     assert read_all(store, "orders") == before
+
+
+def test_what_an_older_version_set_aside_is_put_back(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
+    """It cut at the first bad batch, moved all later segments to quarantine, and began an empty one at the end."""
+    before = read_all(store, "orders")
+    directory = store.layout.partition(orders.partition(0))
+    state = store.partition_state(orders, 0)
+    bases = [entry.base_offset for entry in state.segments]
+    folder = os.path.join(directory, "quarantine", "000001")
+    os.makedirs(folder)
+    cut = os.path.join(directory, f"{bases[1]:020d}.log")
+    data = bytearray(Path(cut).read_bytes())
+    file = store.fs.open(cut)
+    second = read_header(file, 0, file.size())
+    assert second is not None
+    third = read_header(file, second.end_position, file.size())
+    file.close()
+    assert third is not None
+    data[second.end_position + 70] ^= 0xFF
+    os.truncate(cut, second.end_position)
+    Path(folder, f"{bases[1]:020d}.log.from-{second.end_position}").write_bytes(data[second.end_position :])
+    Path(folder, "reason.json").write_text('{"partition": "orders-0", "time_ms": 1, "cuts": []}')
+    for base in bases[2:]:
+        for path in Path(directory).glob(f"{base:020d}.*"):
+            path.rename(Path(folder, path.name))
+    Path(directory, f"{300:020d}.log").touch()
+    kept = tuple(entry for entry in state.segments if entry.base_offset < bases[1])
+    listed = (*kept, SegmentEntry(bases[1], second.end_position, -1), SegmentEntry(300, 0, -1))
+    write_state(store.fs, store.layout.partition_state(orders.id, 0), replace(state, segments=listed))
+    assert [each.offset for each in read_all(store, "orders")[0]] == list(range(second.next_offset))
+
+    lost = (third.base_offset, third.next_offset)
+    (planned,) = recover(store, orders, [0], readmit=True, dry_run=True)
+    (report,) = recover(store, orders, [0], readmit=True)
+    assert planned.readmitted == report.readmitted
+    assert {source for source, _, _ in report.readmitted} == {"quarantine"}
+    assert report.losses == (), "they were lost before"
+    assert read_all(store, "orders")[0] == [each for each in before[0] if not lost[0] <= each.offset < lost[1]]
+    state = store.partition_state(orders, 0)
+    assert [(each.base_offset, each.end_offset) for each in state.losses] == [lost]
+    assert max(entry.size_bytes for entry in state.segments) <= 2000, "rolled as an append would have"
+    assert not recover(store, orders, [0], readmit=True)[0].readmitted
+
+
+def test_a_batch_does_not_return_behind_tombstones_that_are_gone(store: LogStore, read_all: ReadAll) -> None:
+    """A deleted key would come back: its tombstone, which was newer than the batch, was compacted away."""
+    configs = {"cleanup.policy": "compact", "segment.bytes": 1000, "delete.retention.ms": 0, "file.delete.delay.ms": 0}
+    topic = store.create_topic("keyed", configs=configs)
+    with store.writing(topic, 0, what="test") as log:
+        log.append([Record(b"gone", b"value", BASE_MS)])
+        log.append([Record(b"other", b"value", BASE_MS)])
+    path = first_log(store, topic, 0)
+    whole = Path(path).read_bytes()
+    os.truncate(path, 0)
+    Path(path).write_bytes(b"\xff" * 40 + whole[40:])
+    (report,) = recover(store, topic)
+    (loss,) = report.losses
+    assert (loss.base_offset, loss.end_offset) == (0, 1)
+    with store.writing(topic, 0, what="test") as log:
+        log.append([Record(b"gone", None, BASE_MS)])
+    for number in range(3):
+        with store.writing(topic, 0, what="test") as log:
+            log.append([Record(b"more%d" % number, b"x", BASE_MS)])
+        compact(store=store, topics=["keyed"], force=True, roll_active=True, now_ms=BASE_MS + number * 100_000_000)
+    assert b"gone" not in {each.key for each in read_all(store, "keyed")[0]}
+    (region,) = Path(store.layout.partition(topic.partition(0)), "quarantine").glob("*/*.from-0")
+    region.write_bytes(whole[: len(region.read_bytes())])
+    (again,) = recover(store, topic, readmit=True)
+    assert again.readmitted == []
+    assert [(low, high) for low, high, _ in again.held_back] == [(0, 1)]
+    assert b"gone" not in {each.key for each in read_all(store, "keyed")[0]}
