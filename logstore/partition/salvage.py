@@ -163,6 +163,13 @@ def plan_salvage(partition: Partition, sources: Sequence[Source] = (), *, gaps: 
     return _Planner(partition, sources, gaps).plan()
 
 
+def with_found_end(partition: Partition, at_least: int = 0) -> Partition:
+    """The partition with everything that is found taken as committed, and everything below `at_least`."""
+    found = plan_salvage(partition)
+    ends = [piece.end_offset for segment in found.segments for piece in segment.pieces]
+    return replace(partition, committed=max([at_least, found.log_start_offset, *ends]))
+
+
 class _Planner:
     def __init__(self, partition: Partition, sources: Sequence[Source], gaps: bool) -> None:
         self._gaps = gaps

@@ -23,6 +23,8 @@ from logstore.partition.checkpoint import (
     write_partition_metadata,
 )
 from logstore.partition.density import thinned_below
+from logstore.partition.recovery import Cut
+from logstore.partition.salvage import Damage, Partition, carry_out, plan_salvage, with_found_end
 from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.segment.names import (
     CLEAN_SHUTDOWN,
@@ -384,9 +386,9 @@ def _recover(
     log_start = source.log_starts.get(origin.partition, 0)
     # The log's own opening takes the rest from here, and keeps first dirty within the log.
     first_dirty = source.first_dirty.get(origin.partition, 0)
-    write_state(
-        store.fs, state_path, replace(PartitionState(), log_start_offset=log_start, first_dirty_offset=first_dirty)
-    )
+    initial = replace(PartitionState(), log_start_offset=log_start, first_dirty_offset=first_dirty)
+    write_state(store.fs, state_path, initial)
+    damages, aside = ([], []) if source.clean else _salvage(store, topic, origin, directory, initial, state_path)
     log = PartitionLog.open(
         directory,
         partition=origin.partition,
@@ -414,7 +416,7 @@ def _recover(
         log_end_offset=log.log_end_offset,
         size_bytes=log.size_bytes,
         segments=len(log.segments),
-        dropped_bytes=found.dropped_bytes,
+        dropped_bytes=found.dropped_bytes + sum(each.size_bytes for each in damages),
         cuts=[
             {
                 "file": os.path.basename(cut.file),
@@ -422,14 +424,42 @@ def _recover(
                 "dropped_bytes": cut.dropped_bytes,
                 "reason": cut.reason,
             }
-            for cut in found.cuts
+            for cut in [*(Cut(each.file, each.position, each.size_bytes, each.reason) for each in damages), *found.cuts]
         ],
         quarantined=[
             os.path.join(store.layout.partition(origin.partition), os.path.relpath(path, directory))
-            for path in found.quarantined
+            for path in [*aside, *found.quarantined]
         ],
     )
     return report, published(ends, number, log)
+
+
+def _salvage(
+    store: LogStore, topic: Topic, origin: SourcePartition, directory: str, state: PartitionState, state_path: str
+) -> tuple[list[Damage], list[str]]:
+    """Before the log's own recovery cuts at the first damage, as a broker would: keep the intact batches behind it.
+
+    A torn tail is left to it. So is a directory in which a broker's cleaner was interrupted.
+    """
+    names = [parse_file_name(name) for name in store.fs.listdir(directory)]
+    if any(each is not None and each.transient in (Transient.SWAP, Transient.CLEANED) for each in names):
+        return [], []
+    given = Partition(
+        store.fs,
+        directory,
+        str(origin.partition),
+        state,
+        None,
+        store.log_config(topic),
+        store.limits,
+        store.clock.now_ms(),
+    )
+    given = with_found_end(given)
+    plan = plan_salvage(given)
+    if not plan.changes:
+        return [], []
+    _, aside = carry_out(given, plan, state_path)
+    return plan.damages, aside
 
 
 def _publish(

@@ -16,7 +16,16 @@ from logstore.partition.damage import FoundBatch, intact_batches
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.losses import Range
 from logstore.partition.quarantine import data_files, folders, read_reason
-from logstore.partition.salvage import Partition, Piece, Salvage, Source, dropped_tombstones, plan_salvage, reasons
+from logstore.partition.salvage import (
+    Partition,
+    Piece,
+    Salvage,
+    Source,
+    dropped_tombstones,
+    plan_salvage,
+    reasons,
+    with_found_end,
+)
 from logstore.partition.state import Loss, PartitionState, read_state
 from logstore.partition.swap import finish_swap
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
@@ -63,9 +72,7 @@ def look(
     if quarantine is not None:
         sources.append(quarantine)
     if committed is None:
-        found = plan_salvage(given)
-        ends = [piece.end_offset for segment in found.segments for piece in segment.pieces]
-        given = replace(given, committed=max([at_least, found.log_start_offset, *ends]))
+        given = with_found_end(given, at_least)
     plan = plan_salvage(given, sources, gaps=readmit)
     notes += plan.notes
     return Looked(given, plan, notes, quarantine.held_back if quarantine else [])
