@@ -252,7 +252,6 @@ KINDS: dict[str, tuple[tuple[str, ...], int]] = {
     "ends": (("state/*/ends",), 1),
     "staging": (("staging/*-plan/*",), 2),
     "checkpoints": (("logs/*-checkpoint",), 1),
-    "metadata": (("logs/t*/partition.metadata",), 1),
 }
 
 
