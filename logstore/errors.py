@@ -337,3 +337,7 @@ class CleaningAborted(DuramenError):
 
 class NotCompacted(DuramenError):
     """The topic's cleanup.policy does not include compact."""
+
+
+class KernelsMissing(DuramenError):
+    """The installation has no compiled kernels for this machine, and no compiler to make them."""

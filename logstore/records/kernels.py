@@ -17,9 +17,6 @@ v2 record: length attributes:1 timestampDelta offsetDelta keyLength key valueLen
 
 from __future__ import annotations
 
-import platform
-
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
@@ -43,6 +40,7 @@ from logstore.records.codes import (
     ROLL_TIME,
     ROLL_TIME_INDEX_FULL,
 )
+from logstore.records.processor import ARM_CRC, compiled_for
 from logstore.records.slots import (
     A_BASE_OFFSET,
     A_BYTES_SINCE,
@@ -208,9 +206,11 @@ from logstore.records.table import (
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _i64 = types.int64
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
-HARDWARE_CRC = platform.machine() in ("x86_64", "AMD64") and llvm.get_host_cpu_features().get("sse4.2", False)
+LEVEL = compiled_for()
+HARDWARE_CRC = LEVEL is not None and LEVEL.has_crc
 #: whether eight 64-bit polynomials are multiplied at once
-WIDE_CRC = HARDWARE_CRC and all(llvm.get_host_cpu_features().get(name, False) for name in ("avx512f", "vpclmulqdq"))
+WIDE_CRC = LEVEL is not None and LEVEL.has_wide_crc
+ON_ARM = LEVEL is not None and LEVEL.machine == "aarch64"
 
 
 # --- intrinsics: unaligned memory, byte order, a few instructions ---------------------------------------------------
@@ -418,6 +418,10 @@ def crc_step8(typing_context, crc, value):
     """Eight bytes through the processor's CRC-32C instruction."""
 
     def codegen(context, builder, signature, args):
+        if ON_ARM:
+            kind = ir.FunctionType(_I32, [_I32, _I64])
+            function = cgutils.get_or_insert_function(builder.module, kind, ARM_CRC)
+            return builder.zext(builder.call(function, [builder.trunc(args[0], _I32), args[1]]), _I64)
         name = "llvm.x86.sse42.crc32.64.64"
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I64, [_I64, _I64]), name)
         return builder.call(function, args)

@@ -1,9 +1,10 @@
 """The compiled kernels as callables, without numba at run time.
 
-numba compiles `kernels.py` once into machine code that needs nothing but memcpy; the object is kept in a cache folder
-and loaded by llvmlite in about two milliseconds, in this process and every later one (Spark workers, the command).
-The cache is keyed by the kernels' source, the compiler's version and the processor, so it can never be stale. Where
-no folder is writable the object is compiled for this process alone.
+A wheel brings them compiled, as one shared library for each level of processors (`compiled/`, see `processor`); the
+best one that this processor reaches is loaded with ctypes. Without it (a checkout, another machine) numba compiles
+`kernels.py` once into an image that is kept in a cache folder and linked by llvmlite in about two milliseconds, in this
+process and every later one. The cache is keyed by the kernels' source, the compiler's version and the processor, so it
+can never be stale. Where no folder is writable the image is compiled for this process alone.
 
 A kernel is called with ints and gives an int; the GIL is released while it runs, unless it is a quick one.
 """
@@ -12,11 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
+import logging
 import os
+import platform
 import struct
 import sys
 import tempfile
@@ -25,9 +30,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_SOURCES = ("kernels.py", "compaction_kernels.py", "codes.py", "slots.py", "table.py", "marks.py", "native.py")
+from logstore.errors import KernelsMissing
+from logstore.records.processor import levels_of, processor_flags
+
+_LOG = logging.getLogger("duramen")
+_SOURCES = (
+    "kernels.py",
+    "compaction_kernels.py",
+    "codes.py",
+    "slots.py",
+    "table.py",
+    "marks.py",
+    "processor.py",
+    "compiler.py",
+    "native.py",
+)
+#: beside this module, in a wheel: one library a level, and what they hold
+COMPILED_FOLDER = "compiled"
+MANIFEST = "kernels.json"
 _IMAGES_MAX = 8  # kept in a folder: one home may serve processors of several kinds, and releases side by side
 _MAGIC = b"duramen-kernels-1\n"
+_LOCK = "compiling"
 _LOADING = threading.Lock()
 #: a few microseconds of work for headers alone: other threads would have to be waited for longer than that
 _QUICK = frozenset({"place", "skip_superseded", "judge_batches", "choose_actions", "rewrite_room"})
@@ -82,6 +105,17 @@ class Kernels:
                 raise RuntimeError(f"kernel {name} is missing from the compiled object")
             setattr(self, name, _callable(name, address, parameters, engine))
 
+    @classmethod
+    def load(cls, library: Path, functions: dict[str, int]) -> Kernels:
+        """From a shared library with `functions`, each a name and its number of parameters. Raises OSError."""
+        loaded = ctypes.CDLL(str(library))
+        self = cls.__new__(cls)
+        for name, parameters in functions.items():
+            address = ctypes.cast(getattr(loaded, f"duramen_{name}"), ctypes.c_void_p).value
+            assert address is not None
+            setattr(self, name, _callable(name, address, parameters, loaded))
+        return self
+
 
 def _callable(name: str, address: int, parameters: int, engine: object) -> Callable[..., int]:
     # numba's calling convention: int32 status (int64 *result, void **exception, int64...)
@@ -106,50 +140,83 @@ def _callable(name: str, address: int, parameters: int, engine: object) -> Calla
 
 @functools.lru_cache(maxsize=1)
 def kernels() -> Kernels:
-    """The kernels of this process: from the cache, or compiled now and cached for the next."""
-    name = f"kernels-{_fingerprint()}.bin"
-    with _LOADING:  # threads that come at once wait for the first one's image
-        for folder in _cache_folders():
-            try:
-                return Kernels((folder / name).read_bytes())
-            except (OSError, ValueError):
-                continue  # absent, or damaged: made anew below
+    """The kernels of this process: shipped, from the cache, or compiled now and cached for the next.
+
+    Raises KernelsMissing where none were shipped for this machine and numba is not installed.
+    """
+    with _LOADING:  # threads that come at once wait for the first one's kernels
+        return _shipped() or _cached() or _compiled()
+
+
+def _shipped(folder: Path = Path(__file__).parent / COMPILED_FOLDER) -> Kernels | None:
+    try:
+        functions = json.loads((folder / MANIFEST).read_bytes())["functions"]
+    except FileNotFoundError:
+        return None
+    for level in levels_of(platform.machine(), processor_flags()):
+        library = folder / f"{level.name}.so"
+        if library.exists():
+            with contextlib.suppress(OSError):  # a mount without the right to execute: the cache may lie elsewhere
+                return Kernels.load(library, functions)
+    return None
+
+
+def _image_name() -> str:
+    return f"kernels-{_fingerprint()}.bin"
+
+
+def _cached() -> Kernels | None:
+    if importlib.util.find_spec("llvmlite") is None:
+        return None
+    name = _image_name()
+    for folder in _cache_folders():
+        # Absent, or damaged: made anew.
+        with contextlib.suppress(OSError, ValueError):
+            return Kernels((folder / name).read_bytes())
+    return None
+
+
+def _compiled() -> Kernels:
+    if importlib.util.find_spec("numba") is None or importlib.util.find_spec("llvmlite") is None:
+        raise KernelsMissing(
+            f"this installation has no compiled kernels for {platform.system()} on {platform.machine()}",
+            hint="`pip install 'duramen[compile]'` brings the compiler; the first use then takes about half a minute.",
+        )
+    with _compiling_alone():
+        made_meanwhile = _cached()
+        if made_meanwhile is not None:
+            return made_meanwhile
+        _LOG.warning("duramen: compiling the kernels for this processor; this takes about half a minute, once")
         image = compile_image()
-        for folder in _cache_folders():
-            if _store(folder, name, image):
-                break
+        if not any(_store(folder, _image_name(), image) for folder in _cache_folders()):
+            _LOG.warning(
+                "duramen: no cache folder can be written, so the next process compiles again; set DURAMEN_CACHE_DIR"
+            )
     return Kernels(image)
 
 
+@contextlib.contextmanager
+def _compiling_alone() -> Iterator[None]:
+    """Of several processes that find no image, one compiles and the others wait for it, where a lock can be had."""
+    with contextlib.ExitStack() as held:
+        for folder in _cache_folders():
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(open(folder / _LOCK, "w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                break
+        yield
+
+
 def compile_image() -> bytes:
-    """Compile all kernels with numba for this processor; seconds of work."""
-    from numba.core import compiler, types
-    from numba.core.registry import cpu_target
+    """All kernels, compiled for this processor; seconds of work."""
+    from logstore.records.compiler import compiled_kernels
 
-    from logstore.records import compaction_kernels
-    from logstore.records import kernels as source
-
-    flags = compiler.Flags()
-    flags.no_cpython_wrapper = True
-    flags.no_cfunc_wrapper = True
-    flags.release_gil = True
-    flags.error_model = "numpy"
     functions: dict[str, tuple[str, int]] = {}
     objects: list[bytes] = []
-    named = [(module, *item) for module in (source, compaction_kernels) for item in module.KERNELS.items()]
-    for module, name, parameters in named:
-        compiled = compiler.compile_extra(
-            cpu_target.typing_context,
-            cpu_target.target_context,
-            getattr(module, name).py_func,
-            (types.int64,) * parameters,
-            types.int64,
-            flags,
-            {},
-        )
-        library = compiled.library
+    for name, symbol, parameters, library in compiled_kernels():
         objects.append(library.codegen._tm.emit_object(library._final_module))
-        functions[name] = (compiled.fndesc.llvm_func_name, parameters)
+        functions[name] = (symbol, parameters)
     header = json.dumps({"functions": functions, "sizes": [len(data) for data in objects]}).encode()
     body = struct.pack("<I", len(header)) + header + b"".join(objects)
     return _MAGIC + hashlib.sha256(body).digest() + body

@@ -7,7 +7,9 @@ unusable by a file that stands in its place: permissions would not stop root.
 from __future__ import annotations
 
 import gc
+import json
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -17,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logstore.records import compaction_kernels, native
+from logstore.records import compaction_kernels, compiler, native
 from logstore.records import kernels as source
 from logstore.records.native import Kernels, address_of, kernels
 
@@ -66,8 +68,16 @@ def run(fake: Path | None = None, **environment: str) -> subprocess.Popen[str]:
 
 def answer(process: subprocess.Popen[str]) -> str:
     out, err = process.communicate(timeout=100)
-    assert err == ""
+    _check_message(out, err)
     return out.strip()
+
+
+def _check_message(out: str, err: str) -> None:
+    """Who compiles says so, once, and where nothing can be kept, that too; nobody else says a word."""
+    lines = err.splitlines()
+    assert len(lines) <= 2, err
+    assert sum("compiling the kernels" in line for line in lines) == (out.strip() == COMPILED)
+    assert all("compiling the kernels" in line or "DURAMEN_CACHE_DIR" in line for line in lines), err
 
 
 @pytest.fixture
@@ -92,7 +102,7 @@ LOADED, COMPILED = f"{hex(CHECK)} 0 False", f"{hex(CHECK)} 1 False"
 def test_an_image_is_stored_once_and_found_by_the_next_process_without_numba(tmp_path: Path, image: Path) -> None:
     folder = tmp_path / "deep" / "cache"
     assert answer(run(image, DURAMEN_CACHE_DIR=str(folder))) == COMPILED
-    assert [path.name for path in folder.iterdir()] == [IMAGE]
+    assert [path.name for path in folder.glob("kernels-*")] == [IMAGE]
     assert (folder / IMAGE).stat().st_mode & 0o777 == 0o644
     assert answer(run(image, DURAMEN_CACHE_DIR=str(folder))) == LOADED
 
@@ -145,7 +155,7 @@ def test_everything_the_kernels_are_made_of_is_in_the_key() -> None:
         for node in ast.walk(ast.parse((folder / name).read_text()))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("logstore")
     }
-    assert ours | {"kernels.py", "compaction_kernels.py", "native.py"} == set(native._SOURCES)
+    assert ours | {"kernels.py", "compaction_kernels.py", "compiler.py", "native.py"} == set(native._SOURCES)
 
 
 def test_old_images_are_removed_but_those_of_other_processors_are_not(tmp_path: Path) -> None:
@@ -226,16 +236,18 @@ def test_a_machine_without_any_writable_folder(tmp_path: Path, package: Path, im
         check=False,
         timeout=100,
     )
-    assert (done.stdout.strip(), done.stderr) == (COMPILED, "")
+    assert done.stdout.strip() == COMPILED
+    _check_message(done.stdout, done.stderr)
+    assert "DURAMEN_CACHE_DIR" in done.stderr
 
 
 # --- several at once --------------------------------------------------------------------------------------------------
 
 
-def test_processes_that_make_the_same_image_at_once_do_not_disturb_each_other(tmp_path: Path, image: Path) -> None:
+def test_of_processes_that_need_an_image_at_once_one_makes_it_and_the_others_wait(tmp_path: Path, image: Path) -> None:
     processes = [run(image, DURAMEN_CACHE_DIR=str(tmp_path)) for _ in range(4)]
-    assert {answer(process) for process in processes} <= {LOADED, COMPILED}
-    assert [path.name for path in tmp_path.iterdir()] == [IMAGE]
+    assert sorted(answer(process) for process in processes) == [LOADED] * 3 + [COMPILED]
+    assert [path.name for path in tmp_path.glob("kernels-*")] == [IMAGE]
     assert (tmp_path / IMAGE).read_bytes() == image.read_bytes()
 
 
@@ -295,6 +307,59 @@ def test_compiling_from_nothing_gives_the_same_answers(monkeypatch: pytest.Monke
 def test_the_image_has_every_kernel_and_every_kernel_a_type(image: Path) -> None:
     named = {*source.KERNELS, *compaction_kernels.KERNELS}
     assert set(vars(Kernels(image.read_bytes()))) == named == set(Kernels.__annotations__)
+
+
+# --- shipped kernels --------------------------------------------------------------------------------------------------
+
+
+def test_a_shipped_library_answers_as_the_image_does_and_needs_no_compiler(tmp_path: Path, package: Path) -> None:
+    """One small kernel at the level every such machine reaches; the wheel's own suite runs them all."""
+    level = native.levels_of(platform.machine(), frozenset())[-1]
+    folder = package / "logstore" / "records" / native.COMPILED_FOLDER
+    folder.mkdir()
+    compiler.build_library(level, folder, only=("crc32c",))
+    (folder / native.MANIFEST).write_text(json.dumps({"functions": {"crc32c": 2}}))
+    program = textwrap.dedent(PROGRAM).format(fake="")
+    program = "import sys\nsys.modules['llvmlite'] = sys.modules['numba'] = None\n" + program
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(package)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.stdout.split()[0], done.stderr) == (hex(CHECK), "")
+
+
+def test_without_kernels_and_without_a_compiler_the_error_says_what_to_install(package: Path, tmp_path: Path) -> None:
+    program = "import sys\nsys.modules['llvmlite'] = sys.modules['numba'] = None\n" + textwrap.dedent(PROGRAM).format(
+        fake=""
+    )
+    environment = {"PYTHONPATH": str(package), "DURAMEN_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "KernelsMissing" in done.stderr
+    assert "pip install 'duramen[compile]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "best"),
+    [
+        ("x86_64", "sse4_2 ssse3", "x86_64-v1"),
+        ("x86_64", "sse4_2 ssse3 popcnt cx16", "x86_64-v2"),
+        ("x86_64", "sse4_2 ssse3 popcnt cx16 movbe avx avx2 f16c fma bmi1 bmi2 abm", "x86_64-v3"),
+        ("aarch64", "fp asimd", "aarch64"),
+        ("aarch64", "fp asimd crc32", "aarch64-crc"),
+        ("riscv64", "", None),
+    ],
+)
+def test_the_best_level_a_processor_reaches(machine: str, flags: str, best: str | None) -> None:
+    levels = native.levels_of(machine, frozenset(flags.split()))
+    assert (levels[0].name if levels else None) == best
 
 
 # --- calling ----------------------------------------------------------------------------------------------------------
