@@ -8,9 +8,10 @@ MAKEFLAGS += --no-builtin-rules
 VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.7
+ZIG_VERSION := 0.17.0
 AIRFLOW_VENV := build/airflow-venv
 
-.PHONY: help setup demo test soak airflow bench lint format lock clean
+.PHONY: help setup demo test soak airflow bench wheel lint format lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +32,12 @@ airflow: setup $(AIRFLOW_VENV)/.setup ## the DAGs in a real Airflow, which has a
 
 bench: setup ## speed and memory, side by side with Kafka's own log class; ARGS="..." is passed on
 	@$(BIN)/python -m bench $(ARGS)
+
+wheel: setup ## dist/: the wheel with compiled kernels, and the sdist; MACHINE=aarch64 builds for another machine
+	@$(if $(MACHINE),[ "$(MACHINE)" = "$$(uname -m)" ] || $(BIN)/python -m pip install --quiet \
+	    --disable-pip-version-check ziglang==$(ZIG_VERSION))
+	@DURAMEN_WHEEL_MACHINE=$(MACHINE) $(BIN)/python tests/package/build.py dist
+	@ls dist
 
 lint: setup ## ruff and mypy, changing nothing
 	@$(BIN)/python tests/suites.py lint

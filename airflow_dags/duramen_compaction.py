@@ -125,7 +125,7 @@ def duramen_compaction() -> None:
             arguments += ["--ratio", str(params["ratio"])]
         if params["force"]:
             arguments.append("--force")
-        plan = json.loads(answer(project_python(), "-m", "compaction_job.planning", *arguments))
+        plan = json.loads(answer(project_python(), "-m", "duramen.job", "plan", *arguments))
         for each in plan["due"] + plan["not_due"]:
             print(f"{each['topic']}-{each['partition']}: {each['why']} (dirty ratio {each['dirty_ratio']:.2f})")
         for problem in plan["problems"]:
@@ -148,9 +148,7 @@ def duramen_compaction() -> None:
         context["partition_name"] = name  # type: ignore[typeddict-unknown-key]
         python = project_python()
         spark_submit = setting("duramen_spark_submit", str(Path(python).parent / "spark-submit"))
-        # find_spec looks a package up without running it.
-        where = "import importlib.util as u; print(u.find_spec('compaction_job').submodule_search_locations[0])"
-        application = Path(answer(python, "-c", where).strip()) / "submit.py"
+        application = Path(answer(python, "-m", "duramen.job", "submit-file").strip())
         conf = {"spark.ui.enabled": "false", "spark.log.level": "WARN"} | params["spark_conf"]
         command = [spark_submit, "--master", params["master"]]
         for key, value in conf.items():
@@ -203,7 +201,7 @@ def duramen_compaction() -> None:
         if params["dry_run"]:
             raise AirflowSkipException("dry run")
         arguments = ["--store", chosen_store(params), *(f"--topic={topic}" for topic in params["topics"])]
-        done = json.loads(answer(project_python(), "-m", "compaction_job.retention", *arguments))
+        done = json.loads(answer(project_python(), "-m", "duramen.job", "retain", *arguments))
         for note in done["notes"]:
             print(note)
         retained: list[dict[str, Any]] = done["retained"]

@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Started by path, Python looks for modules beside this file; the package is one folder up.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # Started by path, Python looks for modules beside this file; they are where the package `duramen` is: one folder up
+    # in a checkout, two when installed.
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[0] = home if os.path.isdir(os.path.join(home, "duramen")) else os.path.dirname(home)
     sys.exit(main())

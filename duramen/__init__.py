@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logstore.store.store import LogStore
     from streaming import LogSink, restore_into_delta, restore_state
 
-__all__ = ["LogSink", "LogStore", "restore_into_delta", "restore_state"]
-
-_HOMES = {
-    "LogStore": "logstore.store.store",
-    "LogSink": "streaming",
-    "restore_state": "streaming",
-    "restore_into_delta": "streaming",
-}
+__version__ = "0.1.0"
+__all__ = ["LogSink", "LogStore", "__version__", "restore_into_delta", "restore_state"]
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    # Import statements, not names in strings: the wheel has these packages under `duramen`.
+    if name == "LogStore":
+        from logstore.store.store import LogStore
+
+        return LogStore
+    import streaming
+
+    return getattr(streaming, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ again; Spark's workers do what they always do. Everything lies in a temporary fo
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -35,8 +36,16 @@ APP = "accounts-demo"
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--writer"]:
-        return _write(sys.argv[2])
+    options = argparse.ArgumentParser(
+        prog="python -m duramen.demo",
+        description="A stream into a compacted topic: killed, restarted, compacted on the way, its state restored and "
+        "compared with the truth. About half a minute; needs duramen[spark] and Java. Everything lies in a temporary "
+        "folder.",
+    )
+    options.add_argument("--writer", metavar="FOLDER", help=argparse.SUPPRESS)
+    writer_folder = options.parse_args().writer
+    if writer_folder:
+        return _write(writer_folder)
     out = Console()
     with tempfile.TemporaryDirectory(prefix="duramen-demo-") as folder:
         return _tell(out, folder)

@@ -56,6 +56,7 @@ SUITES = (
     Suite("streaming", ("tests/streaming",), needs_java=True, arguments=("--timeout=900",)),
     Suite("conformance", ("tests/conformance",), needs_java=True, arguments=("--timeout=600",)),
     Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "60"}, arguments=("--timeout=600",)),
+    Suite("package", ("tests/package",), needs_java=True, arguments=("--timeout=900",)),
     Suite("reads", ("tests/streaming_reads",), needs_java=True, arguments=("--timeout=900",)),
     Suite("airflow", ("tests/airflow_dags",), needs_java=True, arguments=("--timeout=1200",)),
     Suite("simulation", ("tests/simulation",)),

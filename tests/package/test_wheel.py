@@ -1,0 +1,223 @@
+"""The wheel in an environment of its own, outside the checkout: what is in it, and what works with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from logstore.records.processor import LEVELS
+from package.conftest import Installed
+
+FIRST_WRITE_S_MAX = 2.0
+
+WRITE = """
+import time
+began = time.monotonic()
+from duramen import LogStore
+from duramen.logstore.records.record import Record
+with LogStore({store!r}, create=True) as store:
+    store.create_topic("orders")
+    store.append("orders", [Record(b"key", b"value")] * 10)
+print(time.monotonic() - began)
+"""
+
+
+def test_the_wheel_has_every_part_and_nothing_at_the_top_that_could_collide(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"duramen", "pyspark_duramen.py"}
+    expected = {
+        *(f"duramen/{name}/py.typed" for name in ("logstore", "streaming", "compaction_job")),
+        "duramen/py.typed",
+        "duramen/airflow_dags/duramen_compaction.py",
+        "duramen/conf/duramen.toml",
+        "duramen/conf/topics/changelog.toml",
+        "duramen/logstore/records/compiled/kernels.json",
+        *(
+            f"duramen/logstore/records/compiled/{level.name}.so"
+            for level in LEVELS
+            if level.machine == platform.machine()
+        ),
+    }
+    assert expected <= set(names)
+    assert wheel.name.endswith(f"-py3-none-manylinux_2_17_{platform.machine()}.whl")
+
+
+def test_no_module_of_the_wheel_imports_a_package_by_its_name_in_the_checkout(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    pattern = re.compile(r"^\s*(?:from|import) (?:logstore|streaming|compaction_job)\b", re.MULTILINE)
+    strays = [
+        name for name in archive.namelist() if name.endswith(".py") and pattern.search(archive.read(name).decode())
+    ]
+    assert strays == []
+
+
+def test_the_sdist_has_what_a_build_needs(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert {"setup.py", "pyproject.toml", "conf/duramen.toml", "airflow_dags/duramen_restore.py"} <= names
+    assert {"pyspark_duramen.py", "logstore/records/compiler.py", "README.md", "LICENSE"} <= names
+
+
+def test_the_base_install_needs_no_compiler_and_says_its_version(base: Installed) -> None:
+    installed = base.run(base.python, "-m", "pip", "list", "--format=json")
+    names = {each["name"].lower() for each in json.loads(installed.stdout)}
+    assert not names & {"numba", "llvmlite", "pyspark", "pandas"}
+    assert base.run(base.python, "-m", "pip", "check").returncode == 0
+    version = next(each["version"] for each in json.loads(installed.stdout) if each["name"] == "duramen")
+    assert base.script("import duramen; print(duramen.__version__)").strip() == version
+
+
+def test_the_first_write_of_a_fresh_process_compiles_nothing(base: Installed) -> None:
+    times = [float(base.script(WRITE.format(store=str(base.work / f"first-{n}")))) for n in range(3)]
+    assert min(times) < FIRST_WRITE_S_MAX, times  # the first run of all also compiles the .py files
+
+
+def test_a_user_without_rights_and_without_a_home_can_use_it(base: Installed, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.fail("this test changes to another user and needs root, as CI has it")
+    store = tmp_path / "store"
+    for folder in (tmp_path, *tmp_path.parents):
+        if str(folder).startswith(str(tmp_path.parents[2])):
+            folder.chmod(0o755)
+    store.mkdir()
+    os.chown(store, 65534, 65534)
+    for folder in (base.environment, *base.environment.parents):
+        if os.stat(folder).st_mode & 0o005 != 0o005:
+            folder.chmod(0o755)
+    program = "import os\nos.setgid(65534)\nos.setuid(65534)\n" + WRITE.format(store=str(store))
+    done = base.run(base.python, "-c", program, HOME="/proc/none", XDG_CACHE_HOME="/dev/null")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_command_helps(base: Installed) -> None:
+    command = base.environment / "bin" / "duramen"
+    listing = base.run(command, "--help").stdout
+    names = re.findall(r"^  ([a-z][a-z-]+)", listing.split("Commands:")[-1], re.MULTILINE)
+    assert {"produce", "compact", "restore", "verify"} <= set(names)
+    for name in names:
+        done = base.run(command, name, "--help")
+        assert done.returncode == 0, (name, done.stderr)
+        assert "Usage" in done.stdout
+
+
+def test_a_stranger_called_streaming_is_left_alone(base: Installed, dist: Path) -> None:
+    """mosaicml-streaming installs a top-level package `streaming`; both work beside each other."""
+    target = base.work / "stranger"
+    command = [base.python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, "mosaicml-streaming"]
+    assert base.run(*command).returncode == 0
+    assert (target / "streaming" / "__init__.py").exists()
+    text = (
+        "import importlib.util, sys\n"
+        "from duramen import LogStore\n"
+        "import duramen.streaming.options\n"
+        f"assert importlib.util.find_spec('streaming').origin.startswith({str(target)!r})\n"
+        "assert 'streaming' not in sys.modules\n"
+    )
+    base.script(text, PYTHONPATH=str(target))
+
+
+# --- with Spark -------------------------------------------------------------------------------------------------------
+
+SPARK = """
+import json, sys
+from pyspark.sql import SparkSession
+from duramen import LogSink, LogStore, restore_into_delta, restore_state
+
+store = sys.argv[1]
+with LogStore(store, create=True) as made:
+    for name in ("batch", "stream"):
+        made.create_topic(name, partitions=2, configs={"cleanup.policy": "compact"})
+import delta
+builder = (
+    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    .config("spark.sql.shuffle.partitions", 2)
+    .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+)
+spark = delta.configure_spark_with_delta_pip(builder).getOrCreate()
+rows = spark.range(100).selectExpr("cast(id % 10 as string) key", "cast(id as string) value")
+rows.write.format("duramen").mode("append").option("store", store).option("topic", "batch").save()
+rows.write.parquet(store + "-rows")
+stream = spark.readStream.schema(rows.schema).parquet(store + "-rows")
+query = (
+    stream.writeStream.foreachBatch(LogSink(store=store, topic="stream", app_id="app"))
+    .option("checkpointLocation", store + "-checkpoint").trigger(availableNow=True).start()
+)
+query.awaitTermination()
+read = spark.read.format("duramen").option("store", store).option("subscribe", "batch,stream").load()
+counts = {row["topic"]: row["count"] for row in read.groupBy("topic").count().collect()}
+state = restore_state(spark, store=store, topic="stream")
+states = state.count()
+restore_into_delta(spark, store=store, topic="stream", table=store + "-table")
+table = spark.read.format("delta").load(store + "-table").count()
+print("ANSWER " + json.dumps({"counts": counts, "state": states, "table": table}))
+"""
+
+
+def test_batch_write_stream_source_restore_and_delta(full: Installed) -> None:
+    done = full.run(full.python, "-c", SPARK, full.work / "spark")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    answer = json.loads(re.findall(r"^ANSWER (.*)$", done.stdout, re.MULTILINE)[0])
+    assert answer == {"counts": {"batch": 100, "stream": 100}, "state": 10, "table": 10}
+
+
+def test_compaction_by_spark_submit(full: Installed) -> None:
+    store = str(full.work / "submitted")
+    full.script(WRITE.format(store=store))
+    command = full.environment / "bin" / "duramen"
+    full.run(command, "--store", store, "topics", "alter", "orders", "--config", "cleanup.policy=compact")
+    application = full.run(full.python, "-m", "duramen.job", "submit-file").stdout.strip()
+    assert application.startswith(str(full.environment))
+    submit = full.environment / "bin" / "spark-submit"
+    done = full.run(submit, "--master", "local[1]", application, "--store", store, "--force", "--roll-active")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    report = json.loads(done.stdout)
+    assert [run["result"] for run in report["runs"]] == ["done"]
+    answer = full.run(command, "--store", store, "consume", "orders", "--from-offset", "earliest")
+    assert len(answer.stdout.splitlines()) == 1
+
+
+def test_the_scheduler_serves_metrics(full: Installed) -> None:
+    store = str(full.work / "scheduled")
+    full.script(WRITE.format(store=store))
+    text = (
+        "import socket, urllib.request\n"
+        "from duramen.compaction_job.scheduler import Scheduler\n"
+        "with socket.socket() as free:\n"
+        "    free.bind(('127.0.0.1', 0))\n"
+        "    port = free.getsockname()[1]\n"
+        f"with Scheduler({store!r}, metrics_port=port):\n"
+        "    print(urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read().decode())\n"
+    )
+    assert 'duramen_log_bytes{partition="0"' in full.script(text)
+
+
+def test_the_dags_of_the_wheel_are_sound_python_and_name_modules_that_are_there(full: Installed) -> None:
+    """The airflow suite runs the same files in a real Airflow; here they are those of the wheel."""
+    text = (
+        "import importlib.resources, py_compile\n"
+        "folder = importlib.resources.files('duramen') / 'airflow_dags'\n"
+        "for name in ('duramen_compaction.py', 'duramen_restore.py'):\n"
+        "    py_compile.compile(str(folder / name), cfile='/dev/null', doraise=True)\n"
+    )
+    full.script(text)
+    store = str(full.work / "planned")
+    full.script(WRITE.format(store=store))
+    for step in ("plan", "retain"):
+        done = full.run(full.python, "-m", "duramen.job", step, "--store", store)
+        assert done.returncode == 0, done.stderr
+        json.loads(done.stdout)
+
+
+def test_the_demo_is_in_the_wheel(full: Installed) -> None:
+    done = full.run(full.python, "-m", "duramen.demo", "--help")
+    assert done.returncode == 0, done.stderr
