@@ -163,6 +163,40 @@ def plan_salvage(partition: Partition, sources: Sequence[Source] = (), *, gaps: 
     return _Planner(partition, sources, gaps).plan()
 
 
+def has_wrong_list(partition: Partition) -> bool:
+    """Whether the segment list is another partition's: it names segments that are missing, and what is there cannot be
+    a part of the same log.
+    """
+    if partition.state is None:
+        return False
+    fs, directory, start = partition.fs, partition.directory, partition.log_start_offset
+    listed = [entry.base_offset for entry in partition.state.segments]
+    there = _logs_there(fs, directory)
+    missing = [
+        at for at, base in enumerate(listed) if base not in there and (at + 1 == len(listed) or listed[at + 1] > start)
+    ]
+    if not missing or not there:
+        return False
+    if any(base not in listed and listed[0] <= base < listed[-1] for base in there):
+        return True
+    return any(listed[at - 1] in there and _reaches(partition, listed[at - 1]) > listed[at] for at in missing if at > 0)
+
+
+def _reaches(partition: Partition, base: int) -> int:
+    """Where the batches of a segment's file end, whatever the list says."""
+    file = partition.fs.open(os.path.join(partition.directory, file_name(base, FileKind.LOG)))
+    try:
+        return scan_file(file, low=base, high=INT64_MAX, limits=partition.limits).end_offset or base
+    finally:
+        file.close()
+
+
+def _logs_there(fs: FileSystem, directory: str) -> list[int]:
+    names = fs.listdir(directory) if fs.exists(directory) else []
+    parsed = [file for file in map(parse_file_name, names) if file is not None]
+    return sorted(f.base_offset for f in parsed if f.kind is FileKind.LOG and f.transient is Transient.NONE)
+
+
 def with_found_end(partition: Partition, at_least: int = 0) -> Partition:
     """The partition with everything that is found taken as committed, and everything below `at_least`."""
     found = plan_salvage(partition)
@@ -202,13 +236,8 @@ class _Planner:
 
     def _bases(self) -> tuple[list[int], list[int]]:
         """Segments that make up the log up to its committed end, and files that are no part of it."""
-        names = self._fs.listdir(self._given.directory) if self._fs.exists(self._given.directory) else []
-        parsed = [file for file in map(parse_file_name, names) if file is not None]
-        there = sorted(f.base_offset for f in parsed if f.kind is FileKind.LOG and f.transient is Transient.NONE)
+        there = _logs_there(self._fs, self._given.directory)
         listed = [entry.base_offset for entry in self._given.state.segments] if self._given.state else []
-        if _contradicts(listed, there, self._start):
-            self._plan.notes.append("the segment list is not this partition's; the directory counts")
-            listed = []
         self._listed = set(listed)
         bases = sorted({*listed, *(base for base in there if not listed or base > listed[-1])})
         unlisted = [base for base in there if base not in bases and base >= (bases[0] if bases else 0)]
@@ -475,17 +504,6 @@ class _Planner:
         end = max((piece.end_offset for piece in last.pieces), default=last.base_offset)
         if end < committed:
             self._plan.begin_at = committed
-
-
-def _contradicts(listed: list[int], there: list[int], start: int) -> bool:
-    """Whether a list is another partition's: it lacks segments that are there, and has some that are not."""
-    if not listed:
-        return False
-    lacks = any(base not in listed and listed[0] <= base < listed[-1] for base in there)
-    invents = any(
-        base not in there and (at + 1 == len(listed) or listed[at + 1] > start) for at, base in enumerate(listed)
-    )
-    return lacks and invents
 
 
 def _pieces(path: str, batches: Iterable[FoundBatch]) -> list[Piece]:

@@ -22,11 +22,12 @@ from logstore.partition.salvage import (
     Salvage,
     Source,
     dropped_tombstones,
+    has_wrong_list,
     plan_salvage,
     reasons,
     with_found_end,
 )
-from logstore.partition.state import Loss, PartitionState, read_state
+from logstore.partition.state import PartitionState, read_state
 from logstore.partition.swap import finish_swap
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from logstore.store.plan import Plan, read_plan
@@ -90,11 +91,7 @@ def _partition(
         notes.append(f"state file rebuilt: {error}")
     if state is not None and state.swap is not None:
         state = _half_swapped(store, directory, state) if dry_run else finish_swap(store.fs, directory, path, state)
-    known: tuple[Loss, ...] = ()
-    if state is None:
-        found = [read_reason(store.fs, folder) for folder in folders(store.fs, directory)]
-        known = reasons(data for data in found if data is not None)
-    return Partition(
+    found = Partition(
         store.fs,
         directory,
         str(topic.partition(number)),
@@ -103,8 +100,14 @@ def _partition(
         store.log_config(topic),
         store.limits,
         store.clock.now_ms(),
-        known,
     )
+    if has_wrong_list(found):
+        notes.append("state file rebuilt: its segment list is not this partition's")
+        found = replace(found, state=None)
+    if found.state is None:
+        documents = [read_reason(store.fs, folder) for folder in folders(store.fs, directory)]
+        found = replace(found, known_losses=reasons(data for data in documents if data is not None))
+    return found
 
 
 def _half_swapped(store: LogStore, directory: str, state: PartitionState) -> PartitionState:

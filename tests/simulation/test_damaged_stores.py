@@ -12,7 +12,7 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,6 +94,7 @@ class Made:
     copy: Path
     logs: dict[tuple[str, int], Log]
     compacted: dict[str, bool]
+    names: dict[str, str]  # of topics, by id
 
 
 def rows(rng: random.Random, count: int, at_ms: int) -> list[Record]:
@@ -177,8 +178,9 @@ def made(folder: Path, rng: random.Random) -> Made:
             for topic in store.topics()
             for number in range(topic.partitions)
         }
+        names = {topic.id: topic.name for topic in store.topics()}
     shutil.copytree(root, copy)
-    return Made(root, copy, logs, kinds)
+    return Made(root, copy, logs, kinds, names)
 
 
 def staged_offsets(store: Made, files: set[Path]) -> dict[tuple[str, int], set[int]]:
@@ -262,12 +264,25 @@ class Done:
     story: list[str] = field(default_factory=list)
 
 
-def damage(rng: random.Random, root: Path) -> Done:
-    done = Done()
+def in_order(made: Made, paths: Iterable[Path]) -> list[Path]:
+    """The same order whenever the store is made: ids of topics and plans are new each time."""
+
+    def key(path: Path) -> tuple[str, int, int]:
+        relative = path.relative_to(made.root)
+        found = path.stat()
+        if relative.parts[0] in ("staging", "ledger"):
+            return (relative.parts[0], found.st_mtime_ns, found.st_size)
+        return ("/".join(made.names.get(part, part) for part in relative.parts), 0, 0)
+
+    return sorted(paths, key=key)
+
+
+def damage(rng: random.Random, made: Made) -> Done:
+    root, done = made.root, Done()
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         kind = rng.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
-        files = sorted(path for pattern in KINDS[kind][0] for path in root.glob(pattern) if path.is_file())
+        files = in_order(made, (path for pattern in KINDS[kind][0] for path in root.glob(pattern) if path.is_file()))
         if not files:
             continue
         path, how = rng.choice(files), rng.choice(DAMAGES)
@@ -405,7 +420,7 @@ def check_readmitted(made: Made) -> None:
 def one_store(made: Made, rng: random.Random) -> tuple[Done, int]:
     shutil.rmtree(made.root)
     shutil.copytree(made.copy, made.root)
-    done = damage(rng, made.root)
+    done = damage(rng, made)
     try:
         staged = staged_offsets(made, done.touched)
         intact = {key: survivors(log, staged[key]) for key, log in made.logs.items()}

@@ -11,8 +11,8 @@ import pytest
 from logstore.config import LogConfig
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.log import PartitionLog
-from logstore.partition.salvage import Partition, Salvage, carry_out, plan_salvage, reasons
-from logstore.partition.state import Loss, PartitionState, read_state
+from logstore.partition.salvage import Partition, Salvage, carry_out, has_wrong_list, plan_salvage, reasons
+from logstore.partition.state import Loss, PartitionState, SegmentEntry, read_state
 from logstore.partition.swap import finish_swap
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 from simulation.logs import DIRECTORY, NOW_MS, contents, directory_bytes, open_log, rec, sized_batch, state_path
@@ -229,16 +229,20 @@ def test_without_a_list_earlier_losses_come_from_the_reasons_in_quarantine() -> 
     assert ranges(state.losses) == [(8, 10)]
 
 
-def test_a_list_of_another_partition_is_not_believed() -> None:
-    fs, rows = filled()
-    state = read_state(fs, STATE)
-    assert state is not None
-    wrong = tuple(
-        type(entry)(base, entry.size_bytes, -1) for base, entry in zip((0, 7, 14, 20), state.segments, strict=True)
+@pytest.mark.parametrize("bases", [(0, 7, 14, 20), (0, 6, 8, 18), (0, 6, 12, 18, 21)])
+def test_a_list_of_another_partition_is_recognised(bases: tuple[int, ...]) -> None:
+    fs, _ = filled()
+    assert not has_wrong_list(given(fs))
+    fs.unlink(path(6))
+    assert not has_wrong_list(given(fs)), "a segment is missing, nothing more"
+    fs, _ = filled()
+    wrong = PartitionState(segments=tuple(SegmentEntry(base, 300, -1) for base in bases))
+    assert has_wrong_list(given(fs, state=wrong))
+    fs.unlink(path(12))
+    fs.unlink(path(18))
+    assert has_wrong_list(
+        given(fs, state=PartitionState(segments=(SegmentEntry(0, 300, -1), SegmentEntry(4, 300, -1))))
     )
-    plan, log = salvage(fs, state=PartitionState(segments=wrong))
-    assert plan.losses == ()
-    assert contents(log) == rows
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------
