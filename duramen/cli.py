@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from duramen.commands import topics
+from duramen.commands import topics, transactions
 from duramen.commands.backup import backup
 from duramen.commands.compact import compact, explain, pause, plan, prove_erased, resume
 from duramen.commands.config import config
@@ -58,6 +58,7 @@ def options(
 
 
 app.add_typer(topics.app, name="topics")
+app.add_typer(transactions.app, name="transactions")
 app.command()(produce)
 app.command()(get)
 app.command()(consume)

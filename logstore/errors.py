@@ -293,6 +293,10 @@ class LedgerError(DuramenError):
 # --- committing --------------------------------------------------------------------------------------------------
 
 
+class UnknownTransaction(DuramenError):
+    """A transaction that is not open, or not the one that was looked at; nothing was written."""
+
+
 class TopicChanged(DuramenError):
     """A topic was altered or re-created while a batch for it was encoded; encode it again."""
 

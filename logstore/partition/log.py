@@ -33,7 +33,7 @@ from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, Limi
 from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.flusher import Flusher
 from logstore.partition.losses import clipped
-from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin
+from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin, ProducerState
 from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.reading import Fetched, Isolation, LogView, fetch, offset_for_timestamp, read_chunks
 from logstore.partition.recovery import Loader, RecoveryReport
@@ -287,6 +287,13 @@ class PartitionLog:
         if unstable is None:
             return self._high_watermark
         return min(max(unstable, self._log_start), self._high_watermark)  # it may have begun below the log start
+
+    @property
+    def open_transactions(self) -> list[ProducerState]:
+        """Producers whose transaction has no end yet, by its first offset."""
+        with self._lock:
+            found = [s for s in self._producers.producers.values() if s.current_txn_first_offset is not None]
+        return sorted(found, key=lambda state: state.current_txn_first_offset or 0)
 
     @property
     def last_records(self) -> dict[int, tuple[int | None, int]]:

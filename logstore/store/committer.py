@@ -72,6 +72,8 @@ class Committed:
     dead_letters: int = 0
 
 
+#: Where nothing is open any more behind a batch that ends transactions, by partition.
+StableOffsets = Callable[[Topic, TopicEnds], Mapping[int, int]]
 #: Runs `apply_partition` for partitions of one topic of a plan; the sink spreads large ones over executors.
 ApplyMany = Callable[[Plan, Topic, Sequence[int]], None]
 
@@ -153,14 +155,19 @@ class Committer:
         apply_many: ApplyMany | None = None,
         timings_ms: Mapping[str, int] | None = None,
         engine: str = "local",
+        stable_offsets: StableOffsets | None = None,
     ) -> Committed:
         """Decide and append what was staged. `targets` are by topic id, as the encoding tasks saw them.
 
         Raises TopicChanged (encode again), ReplayMismatch, DiskFull, LockHeld: nothing was changed then. An error of
         the append leaves a committed batch that the next holder of the lease finishes; its message says so.
+        `stable_offsets` is asked of each topic once it is settled, under its lease, where the batch ends transactions;
+        it may raise, and nothing was changed then.
         """
         try:
-            return self._commit(staging, files, targets, app, apply_many, dict(timings_ms or {}), engine)
+            return self._commit(
+                staging, files, targets, app, apply_many, dict(timings_ms or {}), engine, stable_offsets
+            )
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and not staging.decided:
                 raise disk_full(error) from error
@@ -177,6 +184,7 @@ class Committer:
         apply_many: ApplyMany | None,
         timings: dict[str, int],
         engine: str,
+        stable_offsets: StableOffsets | None,
     ) -> Committed:
         written = {count.topic_id for file in files for count in file.counts if count.records}
         if not written:
@@ -192,7 +200,8 @@ class Committer:
             for topic_id in {topic_id for file in files for topic_id in file.placed}:
                 if topics[topic_id].keyed:  # before the commit: a restore must never trust what no longer holds
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
-            plan = self._plan(staging, files, topics, ends, app)
+            stable = {} if stable_offsets is None else {t.id: stable_offsets(t, ends[t.id]) for t in topics.values()}
+            plan = self._plan(staging, files, topics, ends, app, stable)
             self._check_room(plan)
             for topic_plan in plan.topics:  # a directory that is not ours must be known before the commit
                 self._place(topics[topic_plan.topic_id], numbers_of(topic_plan))
@@ -334,6 +343,7 @@ class Committer:
         topics: Mapping[str, Topic],
         ends: Mapping[str, TopicEnds],
         app: AppBatch | None,
+        stable_offsets: Mapping[str, Mapping[int, int]],
     ) -> Plan:
         records: dict[str, list[int]] = {topic.id: [0] * topic.partitions for topic in topics.values()}
         sizes = dict.fromkeys(topics, 0)
@@ -357,6 +367,7 @@ class Committer:
                     tuple(base + more for base, more in zip(bases, records[topic_id], strict=True)),
                     sum(records[topic_id]),
                     sizes[topic_id],
+                    dict(stable_offsets.get(topic_id, {})),
                 )
             )
         names = tuple(file.name for file in files if file.records)
@@ -413,7 +424,7 @@ class Committer:
         """Readers see the batch from here on; who reads several topics, in those of `joint` too."""
         while True:
             published = replace(
-                ends.advanced(plan.end_offsets, plan.sequence),
+                ends.advanced(plan.end_offsets, plan.sequence, plan.stable_offsets),
                 joint={**self._still_behind(ends.joint), **(joint or {})},
             )
             if self.store.replace_ends(topic, ends, published):

@@ -51,14 +51,21 @@ class TopicEnds:
         """Where readers of that isolation must stop, by partition."""
         return self.last_stable_offsets if committed else self.high_watermarks
 
-    def advanced(self, end_offsets: tuple[int, ...], sequence: int) -> TopicEnds:
-        """The ends once the commit with this sequence, which ends there, is applied."""
+    def advanced(
+        self, end_offsets: tuple[int, ...], sequence: int, stable_offsets: Mapping[int, int] | None = None
+    ) -> TopicEnds:
+        """The ends once the commit with this sequence, which ends there, is applied. `stable_offsets` are those of
+        partitions in which it ends transactions.
+        """
+        stable_offsets = stable_offsets or {}
         # The topic may have been widened since, or be seen as it was before.
         planned = (*end_offsets, *self.high_watermarks[len(end_offsets) :])[: len(self.high_watermarks)]
         watermarks = tuple(max(*pair) for pair in zip(self.high_watermarks, planned, strict=True))
         stable = tuple(
-            new if old_stable == old else old_stable
-            for new, old, old_stable in zip(watermarks, self.high_watermarks, self.last_stable_offsets, strict=True)
+            max(stable_offsets.get(number, old_stable), new if old_stable == old else old_stable)
+            for number, (new, old, old_stable) in enumerate(
+                zip(watermarks, self.high_watermarks, self.last_stable_offsets, strict=True)
+            )
         )
         return replace(self, high_watermarks=watermarks, last_stable_offsets=stable, applied_sequence=sequence)
 

@@ -7,7 +7,7 @@ partition's base and end offset, and all that rolling depends on (settings and c
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from logstore.config import LogConfig
 from logstore.errors import CorruptState
@@ -31,6 +31,8 @@ class TopicPlan:
     end_offsets: tuple[int, ...]
     records: int
     bytes: int
+    #: last stable offsets behind the plan, of partitions in which it ends transactions
+    stable_offsets: dict[int, int] = field(default_factory=dict)
 
     def log_config(self) -> LogConfig:
         return LogConfig.from_mapping(self.configs)
@@ -72,6 +74,7 @@ def write_plan(fs: FileSystem, folder: str, plan: Plan) -> None:
                 "end_offsets": list(topic.end_offsets),
                 "records": topic.records,
                 "bytes": topic.bytes,
+                "stable_offsets": {str(number): offset for number, offset in topic.stable_offsets.items()},
             }
             for topic in plan.topics
         ],
@@ -113,6 +116,10 @@ def _topic(entry: object, path: str) -> TopicPlan:
         whole_numbers(entry, "end_offsets", file=path),
         whole_number(entry, "records", file=path),
         whole_number(entry, "bytes", file=path),
+        {
+            int(number): whole_number(entry["stable_offsets"], number, file=path)
+            for number in entry.get("stable_offsets", {})
+        },
     )
 
 

@@ -177,6 +177,14 @@ class StagedWriter:
             else:
                 self._hold(target, partition, encoder, columns, routed.rows(partition))
 
+    def write_batch(self, target: TopicTarget, partition: int, batch: bytes) -> None:
+        """Take one ready-made batch, of one record: a transaction marker."""
+        key = (target.id, partition)
+        held = self._held.setdefault(key, _Held(np.empty(_PIECE_BYTES_MIN, dtype=np.uint8)))
+        self._room(key, held, len(batch))[: len(batch)] = np.frombuffer(batch, dtype=np.uint8)
+        held.size += len(batch)
+        held.records += 1
+
     def _encoder(self, target: TopicTarget, codec_id: int) -> Encoder:
         encoder = self._encoders.get(target.id)
         if encoder is None:
