@@ -79,6 +79,8 @@ class Setting:
     also: int | None = None
     #: any negative number means -1 (none)
     negative_is_none: bool = False
+    #: to leave it out is not the same as to set the default
+    matters_when_set: bool = False
 
     @property
     def attribute(self) -> str:
@@ -356,7 +358,14 @@ SETTINGS: tuple[Setting, ...] = (
         also=-1,
     ),
     _broker("log.cleaner.enable", Kind.BOOLEAN, True, "Compact logs at all (deprecated in Kafka since 4.1)."),
-    _broker("log.cleaner.threads", Kind.INT, 1, "Partitions compacted side by side; use at least 1.", minimum=0),
+    _broker(
+        "log.cleaner.threads",
+        Kind.INT,
+        1,
+        "Threads of a compaction, or tasks of one with Spark, all partitions together; one a core where it is not set.",
+        minimum=0,
+        matters_when_set=True,
+    ),
     _broker(
         "log.cleaner.dedupe.buffer.size",
         Kind.LONG,
@@ -883,4 +892,5 @@ def _template_lines(setting: Setting) -> list[str]:
     lines.append(f"# {setting.kind.value}, {setting.valid}.{on_topic}")
     if len(names) > 1:
         lines.append(f"# Asked only when {names[0]} is not set: {', then '.join(names[1:])}.")
-    return [*lines, dump_toml({names[0]: setting.default}).rstrip()]
+    unless = "# " if setting.matters_when_set else ""
+    return [*lines, unless + dump_toml({names[0]: setting.default}).rstrip()]

@@ -14,7 +14,6 @@ from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
-from logstore.store import committer as commit_path
 from logstore.store.committer import Committer
 from logstore.store.kafka_import import examine, import_topics
 from logstore.store.store import LogStore
@@ -131,10 +130,7 @@ def test_a_marker_that_was_committed_is_appended_by_the_next_writer(
     def dead(*arguments: object, **options: object) -> None:
         raise RuntimeError("as if killed")
 
-    if dies == "append":
-        monkeypatch.setattr(commit_path, "apply_partition", dead)
-    else:
-        monkeypatch.setattr(Committer, "_publish", dead)
+    monkeypatch.setattr(Committer, "_apply" if dies == "append" else "_publish", dead)
     with pytest.raises(AppendUnfinished):
         abort_transaction(store, "t", 0, 7)
     assert stable(store) == (10, 30)
