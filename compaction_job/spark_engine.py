@@ -58,7 +58,7 @@ class SparkEngine:
         self._part: Part | None = None
 
     def index(self, work: PassWork, folder: str) -> Indexed:
-        count = min(self._cores(), max(sum(s.size_bytes for s in work.dirty) // _RANGE_BYTES_MIN, 1))
+        count = min(self.tasks_at_once(), max(sum(s.size_bytes for s in work.dirty) // _RANGE_BYTES_MIN, 1))
         ranges = split_dirty(OS_FILES, work, count)
         share = None if len(ranges) == 1 else max(work.map_settings.keys_max // len(ranges), 1)
         parts: list[Part] = self._run(
@@ -89,7 +89,7 @@ class SparkEngine:
                 yield from self._cleaned(done)
                 transactions = done[0].transactions
             return
-        cores = self._cores()
+        cores = self.tasks_at_once()
         jobs = _jobs(groups, cores, self._groups_at_once)
         tasks = min(len(jobs), cores, self._groups_at_once)
         # One more waits, planned, for a core; where tasks are bounded, none does.
@@ -127,7 +127,8 @@ class SparkEngine:
                 raise reports[number]
         return [reports[number] for number in range(count)]
 
-    def _cores(self) -> int:
+    def tasks_at_once(self) -> int:
+        """Spark's cores, or fewer where they are bounded."""
         try:
             cores = max(self._spark.sparkContext.defaultParallelism, 1)
         except Exception:  # Spark Connect has no context

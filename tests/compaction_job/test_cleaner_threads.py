@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from compaction.lab import Lab
 from compaction_job import compact, plan
 from compaction_job.job import Progress
+from compaction_job.spark_engine import SparkEngine
 from logstore.clock import ManualClock
 from logstore.records.record import Record
 from logstore.store.compaction import Budget, MapAdvice, PartitionPlan, Run, cleaner_threads, map_advice
@@ -146,3 +148,9 @@ def test_an_imported_log_without_transactions_is_recognised(tmp_path: Path, tran
         for _ in range(2):  # the second pass looks at what is new only
             assert len(compact(None, store, force=True, threads=2).done) == 1
             assert store.partition_state(topic, 0).clean_part_plain is not transactions
+
+
+@pytest.mark.parametrize(("cores", "tasks_max", "expected"), [(8, None, 8), (8, 1, 1), (8, 3, 3), (2, 5, 2)])
+def test_sparks_tasks_are_bounded_where_threads_are_set(cores: int, tasks_max: int | None, expected: int) -> None:
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=cores))
+    assert SparkEngine(spark, "", tasks_max=tasks_max).tasks_at_once() == expected  # type: ignore[arg-type]

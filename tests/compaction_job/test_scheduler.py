@@ -115,6 +115,24 @@ def test_a_failed_run_shows_until_one_succeeds(store_path: Path) -> None:
         daemon.stop()
 
 
+def test_keys_expire_although_nothing_new_comes(store_path: Path) -> None:
+    at_once(store_path)
+    long_ago_ms = int(time.time() * 1000) - 86_400_000
+    with LogStore(store_path) as store:
+        store.create_topic("sessions", configs={"cleanup.policy": "compact", "segment.ms": 1000})
+        store.append("sessions", [Record(b"key-%d" % at, b"v", long_ago_ms) for at in range(20)])
+        daemon = Scheduler(store_path)
+        try:
+            assert daemon.run_once()
+            topic = store.topic("sessions")
+            assert store.partition_state(topic, 0).first_dirty_offset == 20
+            store.alter_topic("sessions", configs={"duramen.key.ttl.ms": 3_600_000})
+            assert daemon.run_once()
+        finally:
+            daemon.stop()
+        assert [record.value for record in store.reader(topic, 0).records(0)] == [None] * 20
+
+
 def test_without_the_cleaner_only_compaction_stops(store_path: Path) -> None:
     at_once(store_path, "log.cleaner.enable = false", "log.retention.bytes = 0", "log.segment.bytes = 200")
     with LogStore(store_path) as store:
