@@ -226,6 +226,10 @@ class UnsuitableFileSystem(DuramenError):
     """The file system lacks something the store relies on."""
 
 
+class AccessDenied(DuramenError):
+    """The store belongs to another user, and this one lacks the rights."""
+
+
 class LockHeld(DuramenError):
     """Another process holds a lock longer than we were told to wait."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import stat
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Buffer  # collections.abc has it only from Python 3.12
+
+
+#: whatever the umask: what others may write, others may destroy
+DIRECTORY_MODE = 0o775
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +235,17 @@ class OsFileSystem:
         return sorted(os.listdir(path))
 
     def mkdir(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.mkdir(path, DIRECTORY_MODE)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+        except FileNotFoundError:
+            parent = os.path.dirname(path)
+            if parent in ("", path):
+                raise
+            self.mkdir(parent)
+            self.mkdir(path)
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)
@@ -274,6 +289,13 @@ def read_whole(fs: FileSystem, path: str, *, limit: int) -> bytes:
         return data
     finally:
         file.close()
+
+
+def take_from_others(fd: int) -> None:
+    """Nobody but owner and group may write the open file."""
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & stat.S_IWOTH:
+        os.fchmod(fd, mode & ~stat.S_IWOTH)
 
 
 def make_directory(fs: FileSystem, path: str) -> None:

@@ -292,10 +292,9 @@ class _Dumper:
 
     def _offset_index(self, path: str, base_offset: int) -> Iterator[Line]:
         from logstore.files import OS_FILES
-        from logstore.segment.names import FileKind, file_name
         from logstore.segment.offset_index import OffsetIndex
 
-        log_path = os.path.join(os.path.dirname(path), file_name(base_offset, FileKind.LOG))
+        log_path = _log_of(path, base_offset)
         index = OffsetIndex(OS_FILES, path, base_offset, OS_FILES.stat(path).size_bytes)
         log = OS_FILES.open(log_path) if os.path.exists(log_path) else None
         try:
@@ -325,10 +324,9 @@ class _Dumper:
 
     def _time_index(self, path: str, base_offset: int) -> Iterator[Line]:
         from logstore.files import OS_FILES
-        from logstore.segment.names import FileKind, file_name
         from logstore.segment.time_index import TimeIndex
 
-        log_path = os.path.join(os.path.dirname(path), file_name(base_offset, FileKind.LOG))
+        log_path = _log_of(path, base_offset)
         index = TimeIndex(OS_FILES, path, base_offset, OS_FILES.stat(path).size_bytes)
         try:
             index.sanity_check()
@@ -379,6 +377,15 @@ class _Dumper:
                 "current_transaction_first_offset": entry.current_txn_first_offset,
             }
         yield {"kind": "passed", "file": path}
+
+
+def _log_of(path: str, base_offset: int) -> str:
+    """The log that an index belongs to; that of a deleted one is deleted, too, and another may have its name."""
+    from logstore.segment.names import FileKind, file_name, parse_file_name
+
+    numbered = parse_file_name(os.path.basename(path))
+    assert numbered is not None
+    return os.path.join(os.path.dirname(path), file_name(base_offset, FileKind.LOG, numbered.transient))
 
 
 def _headers(file: File, end: int) -> Iterator[BatchHeader]:

@@ -46,7 +46,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
 from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
-from logstore.files import FileSystem, make_directory, read_whole
+from logstore.files import FileSystem, make_directory, read_whole, take_from_others
 from logstore.ledger.gate import Gate
 
 GRACE_MS = 60_000
@@ -256,6 +256,8 @@ class LedgerTable:
             return
         scratch = f"{self.path}.new"
         remove_tree(self._fs, scratch)
+        # delta-rs would let anybody write there if the umask does
+        self._fs.mkdir(os.path.join(scratch, LOG_FOLDER))
         DeltaTable.create(scratch, self.schema, configuration=dict(PROPERTIES))
         sync_file(self._fs, os.path.join(scratch, LOG_FOLDER, f"{0:020d}.json"))
         self._fs.fsync_dir(os.path.join(scratch, LOG_FOLDER))
@@ -478,6 +480,8 @@ class LedgerTable:
 def sync_file(fs: FileSystem, path: str) -> None:
     file = fs.open(path)
     try:
+        with contextlib.suppress(OSError):  # a simulated file, or another user's
+            take_from_others(file.fileno())  # delta-rs makes files that anybody may write where the umask is 0
         file.fsync()
     finally:
         file.close()

@@ -34,7 +34,9 @@ def probe_file_system(fs: FileSystem, directory: str) -> None:
             try:
                 sound = attempt(fs, base)
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+                if isinstance(error, PermissionError):
+                    raise
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                     raise UnsuitableFileSystem(f"cannot write here: {error.strerror}", file=directory) from error
                 sound = False
             if not sound:

@@ -8,15 +8,17 @@ names is never removed: that a file is missing proves nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import BrokerConfig, LogConfig, Resolved, load_toml, resolve_broker, resolve_topic, topic_setting
 from logstore.errors import (
+    AccessDenied,
     CorruptState,
     DamagedLog,
     InvalidConfig,
@@ -68,9 +70,31 @@ if TYPE_CHECKING:
 _LEFTOVER_MS_MIN = 3_600_000
 
 
+Given = ParamSpec("Given")
+
+
+def _names_missing_rights(opens: Callable[Given, None]) -> Callable[Given, None]:
+    """Makes a PermissionError while a store is opened say what is missing."""
+
+    @functools.wraps(opens)
+    def opening(*given: Given.args, **named: Given.kwargs) -> None:
+        try:
+            opens(*given, **named)
+        except PermissionError as error:
+            raise AccessDenied(
+                "this user lacks the rights to open the store",
+                file=error.filename,
+                hint="Readers write too: they sign locks/ and logs/.lock. Use the owner's account, or give the group "
+                "write access to the store.",
+            ) from error
+
+    return opening
+
+
 class LogStore:
     """An open store; close it, or use it as a context manager."""
 
+    @_names_missing_rights
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -83,8 +107,8 @@ class LogStore:
     ) -> None:
         """Open the store at `path`; with `create`, make it when there is none.
 
-        Raises NotAStore, StoreVersionError, UnsuitableFileSystem, StoreInUse; for its settings file UnknownConfig and
-        InvalidConfig.
+        Raises NotAStore, AccessDenied, StoreVersionError, UnsuitableFileSystem, StoreInUse; for its settings file
+        UnknownConfig and InvalidConfig.
         """
         self.layout = Layout(os.path.abspath(os.fspath(path)))
         self.fs = fs
