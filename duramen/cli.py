@@ -152,6 +152,9 @@ def _failed(error: Exception) -> int:
         where: dict[str, object] = {"file": error.filename} if error.filename is not None else {}
         _say(error.strerror or str(error), kind=type(error).__name__, where=where)
         return FAILED
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        _say("not enough memory", kind="NotEnoughMemory", hint="Give the process more (`ulimit -v`, its container).")
+        return FAILED
     hint = None if session.debug else "Run again with --debug to see where."
     _say(f"unexpected {type(error).__name__}: {error}", kind=type(error).__name__, hint=hint)
     return FAILED

@@ -230,6 +230,10 @@ class AccessDenied(DuramenError):
     """The store belongs to another user, and this one lacks the rights."""
 
 
+class NotEnoughMemory(DuramenError):
+    """The process may not use as much memory as the work takes; nothing was changed."""
+
+
 class LockHeld(DuramenError):
     """Another process holds a lock longer than we were told to wait."""
 

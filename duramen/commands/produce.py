@@ -145,7 +145,10 @@ def get(
     """The latest value of one key, with its offset and time. Exit code 1 when the key has none."""
     from logstore.store.lookup import latest_of_key
 
-    wanted = _bytes(key, encoding) or b""
+    try:
+        wanted = _bytes(key, encoding) or b""
+    except binascii.Error as error:
+        raise bad_usage(f"KEY is not base64: {error}") from None
     with session.open() as store:
         found = latest_of_key(store, store.topic(topic), wanted)
     if found is None or found.record.value is None:

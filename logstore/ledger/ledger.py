@@ -16,6 +16,7 @@ from dataclasses import asdict
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.address_space import check_address_space
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import CommitConflict, LedgerError
 from logstore.files import OS_FILES, FileSystem
@@ -61,6 +62,7 @@ class Ledger:
                 file=self.path,
                 hint="Move the store.",
             )
+        check_address_space()
         if not fs.exists(self.path):
             fs.mkdir(self.path)
             fs.fsync_dir(os.path.dirname(self.path))

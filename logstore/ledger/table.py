@@ -574,7 +574,10 @@ def is_parquet(data: bytes) -> bool:
 def parse_parquet(data: bytes, columns: list[str] | None = None) -> pa.Table:
     """The rows of a Parquet file in memory. Raises ValueError when the bytes are not one, MemoryError as it is."""
     try:
-        return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read(columns=columns)
+        return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read(
+            columns=columns,
+            use_threads=False,  # where no thread can be started, that would look like damage
+        )
     except MemoryError:  # Arrow's own is one, too
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:  # of bytes in memory: they do not parse

@@ -151,3 +151,7 @@ def test_offsets_by_time(duramen: Command, orders: Path, timestamp: object, expe
 
 def test_offsets_refuse_a_time_that_is_none(duramen: Command, orders: Path) -> None:
     assert duramen("offsets", "--timestamp", "yesterday").code == 2
+
+
+def test_get_of_a_key_that_is_not_base64_is_bad_usage(orders: Path, duramen: Command) -> None:
+    assert duramen("get", "orders", "k", "--encoding", "base64").code == 2
