@@ -228,12 +228,27 @@ def _unwrap(
 def _inner_records(
     wrapper: LegacyHeader, payload: memoryview, *, messages_max: int, verify_inner_crc: bool
 ) -> tuple[Record, ...]:
-    messages: list[tuple[LegacyHeader, memoryview | None, memoryview | None]] = []
+    last_offset = _check_messages(payload, messages_max, verify_inner_crc)
+    base_offset = absolute_base_offset(wrapper.magic, wrapper.offset, last_offset)
+    stamped = wrapper.timestamp_type is TimestampType.LOG_APPEND_TIME
+    records = []
     position = 0
-    previous_offset = -1
     while position < len(payload):
         header = _read_header(payload, position)
-        if len(messages) >= messages_max:
+        key, value, _ = _read_key_value(payload, position, header, verify_crc=False)
+        timestamp_ms = wrapper.timestamp if stamped else header.timestamp
+        offset = base_offset + header.offset
+        records.append(_record(header, offset, timestamp_ms, wrapper.timestamp_type, key, value))
+        position += header.size_bytes
+    return tuple(records)
+
+
+def _check_messages(payload: memoryview, messages_max: int, verify_crc: bool) -> int:
+    """The last message's offset; raises what is wrong with any of them before anything is kept of the first."""
+    count, position, previous_offset = 0, 0, -1
+    while position < len(payload):
+        header = _read_header(payload, position)
+        if count >= messages_max:
             raise DecompressionLimit(
                 f"more than {messages_max} messages in a compressed one",
                 hint="Raise the limit on decompressed bytes if the data is trusted",
@@ -242,25 +257,12 @@ def _inner_records(
             raise CorruptBatch("compressed message inside a compressed one", position=position)
         if header.offset <= previous_offset:
             raise CorruptBatch(f"offset {header.offset} follows {previous_offset}", position=position)
-        key, value, _ = _read_key_value(payload, position, header, verify_crc=verify_inner_crc)
-        messages.append((header, key, value))
-        previous_offset = header.offset
+        _read_key_value(payload, position, header, verify_crc=verify_crc)
+        count, previous_offset = count + 1, header.offset
         position += header.size_bytes
-    if not messages:
+    if not count:
         raise CorruptBatch("compressed message with no messages inside")
-    base_offset = absolute_base_offset(wrapper.magic, wrapper.offset, previous_offset)
-    stamped = wrapper.timestamp_type is TimestampType.LOG_APPEND_TIME
-    return tuple(
-        _record(
-            header,
-            base_offset + header.offset,
-            wrapper.timestamp if stamped else header.timestamp,
-            wrapper.timestamp_type,
-            key,
-            value,
-        )
-        for header, key, value in messages
-    )
+    return previous_offset
 
 
 def _record(

@@ -1,13 +1,18 @@
 """Reads a partition as it lies on disk and says everything that is wrong with it; changes nothing.
 
-Below the high watermark every byte must hold: checksums, order of offsets, the segment list, the indexes, the side
-files. What lies above it belongs to a writer who may be at work this moment, and is left alone.
+Below the high watermark every byte must hold: checksums, records as readers decode them, order of offsets, the segment
+list, the indexes, the side files. What lies above it belongs to a writer who may be at work this moment, and is left
+alone. Compaction and retention may be at work as well: what is wrong with a file counts only if the list still means
+that file, else it is looked at again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -20,6 +25,7 @@ from logstore.partition.checkpoint import read_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import read_snapshot
 from logstore.partition.state import Loss, PartitionState, SegmentEntry, read_state
+from logstore.records.decoder import Decoder
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, BatchTable
 from logstore.segment.batches import Chunk
 from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file_name, parse_file_name
@@ -28,6 +34,12 @@ from logstore.topic import TopicPartition
 
 #: after this many findings in one segment the rest is the same story
 _FINDINGS_MAX = 20
+_LOOKS_MAX = 50
+#: what is wrong with a small file is looked at so often: it may be in the middle of its replacement
+_SIDE_LOOKS_MIN = 3
+_LOOK_AGAIN_S = 0.02
+#: of the system, and no evidence of anything about a file
+_OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EINTR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,7 @@ def verify_partition(
             found.append(Finding(f"the directory does not belong to topic id {topic_id}", file=path))
     if state is not None:
         result.losses = state.losses
-        end_offset = _verify_segments(fs, directory, state, high_watermark, limits, result, progress)
+        end_offset = _verify_segments(fs, directory, state, state_path, high_watermark, limits, result, progress)
         if end_offset is not None and end_offset < high_watermark:
             found.append(
                 Finding(
@@ -88,7 +100,7 @@ def verify_partition(
                     offset=end_offset,
                 )
             )
-    _verify_side_files(fs, directory, state, limits, found)
+    found += _verify_side_files(fs, directory, state, state_path, limits)
     return result
 
 
@@ -99,6 +111,8 @@ def _noting(found: list[Finding]) -> Iterator[None]:
     except DuramenError as error:
         found.append(Finding(error.what, error.file, error.position, error.offset))
     except OSError as error:
+        if error.errno in _OF_THE_SYSTEM:
+            raise
         found.append(Finding(error.strerror or str(error), file=error.filename))
 
 
@@ -106,20 +120,58 @@ def _verify_segments(
     fs: FileSystem,
     directory: str,
     state: PartitionState,
+    state_path: str,
     high_watermark: int,
     limits: Limits,
     result: Verification,
     progress: Callable[[int], None],
 ) -> int | None:
-    """The offset after the last batch, None when the last segment could not be read to its end."""
+    """The offset after the last batch, None when the last segment could not be read to its end.
+
+    Goes by offset, not by the list it began with: that one may be replaced on the way, segment by segment.
+    """
     next_offset: int | None = state.segments[0].base_offset if state.segments else state.log_start_offset
-    for number, entry in enumerate(state.segments):
+    position = next_offset if state.segments else None
+    looks = 0
+    while position is not None and state.segments:
+        number = max(bisect_right(state.segments, position, key=lambda entry: entry.base_offset) - 1, 0)
+        entry = state.segments[number]
         if entry.base_offset > high_watermark:
             break
-        is_last = number + 1 == len(state.segments)
-        upper = None if is_last else state.segments[number + 1].base_offset
-        next_offset = _verify_segment(fs, directory, entry, upper, high_watermark, limits, result, progress)
+        upper = state.segments[number + 1].base_offset if number + 1 < len(state.segments) else None
+        look = Verification(result.partition)
+        reached = _verify_segment(fs, directory, entry, upper, state, high_watermark, limits, look, progress)
+        ends_early = upper is None and reached is not None and reached < high_watermark
+        if (look.findings or ends_early) and looks < _LOOKS_MAX:
+            again = read_state(fs, state_path, limits=limits)
+            if again is not None and _may_have_moved(state, again, entry, upper):
+                state, looks = again, looks + 1
+                time.sleep(_LOOK_AGAIN_S)
+                continue
+        looks = 0
+        result.findings += look.findings
+        result.segments += look.segments
+        result.batches += look.batches
+        result.size_bytes += look.size_bytes
+        # What a sealed segment lacks at its end was compacted away.
+        next_offset = reached if upper is None or reached is None else upper
+        position = upper
     return next_offset
+
+
+def _may_have_moved(before: PartitionState, after: PartitionState, entry: SegmentEntry, upper: int | None) -> bool:
+    """Whether the files of a segment may be others than the list said when it was read."""
+    if before.swap is not None or after.swap is not None:
+        return True  # in the middle of a replacement names change, whatever the list says
+    if before.generation == after.generation:
+        return False
+    bases = [each.base_offset for each in after.segments]
+    if entry.base_offset not in bases:
+        return True
+    at = bases.index(entry.base_offset)
+    following = bases[at + 1] if at + 1 < len(bases) else None
+    same_size = after.segments[at].size_bytes == entry.size_bytes
+    return not (same_size if upper is not None else True) or following != upper
 
 
 def _verify_segment(
@@ -127,6 +179,7 @@ def _verify_segment(
     directory: str,
     entry: SegmentEntry,
     upper_offset: int | None,
+    state: PartitionState,
     high_watermark: int,
     limits: Limits,
     result: Verification,
@@ -134,13 +187,15 @@ def _verify_segment(
 ) -> int | None:
     """The offset after its last committed batch, None when it could not be read that far."""
     path = os.path.join(directory, file_name(entry.base_offset, FileKind.LOG))
-    if not fs.exists(path):
-        result.findings.append(Finding("a segment of the list is missing", file=path, offset=entry.base_offset))
-        return None
-    result.segments += 1
     next_offset, complete = entry.base_offset, False
+    decoder = Decoder(limits=limits, control=True)
     with _noting(result.findings):
-        segment = LogSegment(fs, directory, entry.base_offset, limits=limits)
+        try:
+            segment = _opened(fs, directory, entry, state, limits)
+        except FileNotFoundError:
+            result.findings.append(Finding("a segment of the list is missing", file=path, offset=entry.base_offset))
+            return None
+        result.segments += 1
         try:
             sealed = upper_offset is not None
             if segment.size_bytes < entry.size_bytes or (sealed and segment.size_bytes != entry.size_bytes):
@@ -151,6 +206,7 @@ def _verify_segment(
             for chunk in _committed_chunks(segment, high_watermark):
                 rows = chunk.table[_first_offsets(chunk.table) < high_watermark]
                 _verify_order(chunk, rows, next_offset, upper_offset, result.findings)
+                _verify_records(decoder, chunk, rows, next_offset, result.findings)
                 if len(rows):
                     next_offset = max(next_offset, int(rows[:, LAST_OFFSET].max()) + 1)
                 if indexes is not None:
@@ -164,6 +220,29 @@ def _verify_segment(
         finally:
             segment.close(clean=False)
     return next_offset if complete else None
+
+
+def _opened(fs: FileSystem, directory: str, entry: SegmentEntry, state: PartitionState, limits: Limits) -> LogSegment:
+    """The segment the list means: while it is replaced it may be `.deleted` already. Raises FileNotFoundError."""
+    if state.swap is not None and entry.base_offset in state.swap.old_bases:
+        for suffix in (Transient.NONE, Transient.DELETED):
+            with contextlib.suppress(FileNotFoundError):
+                segment = LogSegment(fs, directory, entry.base_offset, limits=limits, suffix=suffix)
+                if segment.size_bytes == entry.size_bytes:
+                    return segment
+                segment.close(clean=False)
+    return LogSegment(fs, directory, entry.base_offset, limits=limits)
+
+
+def _verify_records(decoder: Decoder, chunk: Chunk, rows: BatchTable, next_offset: int, found: list[Finding]) -> None:
+    """Decode what readers decode: a checksum says nothing of a count that was wrong when it was written."""
+    if len(found) >= _FINDINGS_MAX:
+        return
+    with _noting(found):
+        for _ in decoder.columns(
+            chunk.data, rows.copy(), file=chunk.file, base_position=chunk.position, after=next_offset - 1
+        ):
+            pass
 
 
 def _first_offsets(table: BatchTable) -> BatchTable:
@@ -270,10 +349,36 @@ def _match(sorted_values: BatchTable, wanted: BatchTable) -> BatchTable:
 
 
 def _verify_side_files(
+    fs: FileSystem, directory: str, state: PartitionState | None, state_path: str, limits: Limits
+) -> list[Finding]:
+    """What is wrong with them, and stays so while the list stays as it is."""
+    for look in range(_LOOKS_MAX):
+        if look:
+            time.sleep(_LOOK_AGAIN_S)
+        found: list[Finding] = []
+        before = _readable_state(fs, state_path, limits) or state
+        _look_at_side_files(fs, directory, before, limits, found)
+        after = _readable_state(fs, state_path, limits) or state
+        still = before is None or after is None or before.generation == after.generation
+        if not found or (still and look + 1 >= _SIDE_LOOKS_MIN):
+            break
+    return found
+
+
+def _readable_state(fs: FileSystem, state_path: str, limits: Limits) -> PartitionState | None:
+    with contextlib.suppress(DuramenError):
+        return read_state(fs, state_path, limits=limits)
+    return None
+
+
+def _look_at_side_files(
     fs: FileSystem, directory: str, state: PartitionState | None, limits: Limits, found: list[Finding]
 ) -> None:
     bases = {entry.base_offset for entry in state.segments} if state else set()
-    newest = max(bases, default=0)
+    if state is not None and state.swap is not None:
+        bases |= {*state.swap.new_bases, *state.swap.old_bases}
+    # Below the first segment lies what retention gave up and has not renamed yet; the next pass does.
+    oldest, newest = min(bases, default=0), max(bases, default=0)
     with _noting(found):
         for name in fs.listdir(directory):
             numbered = parse_file_name(name)
@@ -281,9 +386,9 @@ def _verify_side_files(
             if numbered is None or numbered.transient is not Transient.NONE:
                 continue
             if numbered.kind is FileKind.SNAPSHOT:
-                with _noting(found):
+                with _noting(found), contextlib.suppress(FileNotFoundError):  # gone since it was listed
                     read_snapshot(fs, path, limits=limits)
-            elif numbered.base_offset not in bases and numbered.base_offset < newest:
+            elif numbered.base_offset not in bases and oldest < numbered.base_offset < newest:
                 found.append(Finding("a file of no segment of the list", file=path, offset=numbered.base_offset))
     with _noting(found):
         LeaderEpochs.load(fs, directory, limits=limits)

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -522,3 +523,26 @@ def test_every_way_to_refuse_names_a_place() -> None:
         assert isinstance(after, CorruptBatch)
         assert f"offset {after.offset}" in str(after)
         assert f"position {after.position}" in str(after)
+
+
+@pytest.mark.parametrize("messages", [2000, 40_000])
+def test_a_wrapper_of_tiny_messages_takes_no_more_memory_than_its_limit(messages: int) -> None:
+    """Its limit counts 512 bytes a message, so 40,000 are refused before anything is kept of the first."""
+    body = struct.pack(">bBii", 0, 0, -1, -1)
+    rest = struct.pack(">iI", len(body) + 4, zlib.crc32(body)) + body
+    inner = b"".join(struct.pack(">q", offset) + rest for offset in range(messages))
+    value = gzip.compress(inner)
+    wrapper = struct.pack(">bBii", 0, 1, -1, len(value)) + value
+    data = struct.pack(">qiI", messages - 1, len(wrapper) + 4, zlib.crc32(wrapper)) + wrapper
+    limits = Limits(decompressed_bytes=2 * MIB)
+    tracemalloc.start()
+    try:
+        if messages * 512 > limits.decompressed_bytes:
+            with pytest.raises(DecompressionLimit, match="more than 4096 messages"):
+                decode_legacy(data, limits=limits)
+        else:
+            assert len(decode_legacy(data, limits=limits).records) == messages
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < limits.decompressed_bytes + 2 * len(inner)
