@@ -20,7 +20,7 @@ from compaction_job.estimate import Estimate, estimate_partition
 from compaction_job.tasks import JOB_BYTES
 from logstore.cleaner.cleaner import Engine, LocalEngine
 from logstore.cleaner.work import Cleaned
-from logstore.config import LogConfig
+from logstore.config import LogConfig, hold_back
 from logstore.errors import CleaningAborted, DuramenError, LockHeld
 from logstore.ledger import Ledger
 from logstore.store.committer import Committer
@@ -168,7 +168,8 @@ def plan(
 def _what_if(store: LogStore, topic: Topic, config: Mapping[str, object] | None) -> LogConfig:
     if not config:
         return store.log_config(topic)
-    return LogConfig.from_resolved(store.resolve({**topic.configs, **config}))
+    resolved = store.resolve({**topic.configs, **config})
+    return LogConfig.from_resolved(hold_back(resolved) if topic.settings_unknown else resolved)
 
 
 def _chosen(

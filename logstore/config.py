@@ -53,6 +53,8 @@ class Source(Enum):
     TOPIC = "topic override"
     STORE_FILE = "store file"
     DEFAULT = "default"
+    #: nobody knows it, and it would delete: held back until it is given
+    UNKNOWN = "settings unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -666,6 +668,19 @@ def resolve_topic(
             resolved[setting.name] = Resolved(setting, setting.default, Source.DEFAULT, setting.name)
     _check_compaction_lag(resolved, file if overrides else store_file)
     return resolved
+
+
+#: in force while a topic's own settings are not known: nothing of it goes by itself
+_HELD_BACK: Mapping[str, Value] = {"cleanup.policy": frozenset(), "retention.ms": -1, "retention.bytes": -1}
+
+
+def hold_back(resolved: Mapping[str, Resolved]) -> dict[str, Resolved]:
+    """The settings in force of a topic whose own are not known: neither retention nor compaction."""
+    held = dict(resolved)
+    for name, value in _HELD_BACK.items():
+        if held[name].source is not Source.TOPIC:
+            held[name] = Resolved(held[name].setting, value, Source.UNKNOWN, name)
+    return held
 
 
 def _check_compaction_lag(resolved: Mapping[str, Resolved], file: str | None) -> None:

@@ -10,7 +10,7 @@ import typer
 from duramen.commands.health import print_store, store_document
 from duramen.commands.offsets import Topics, chosen_topics
 from duramen.losses import loss_documents, loss_text, print_losses
-from duramen.session import DAMAGE, bad_usage, print_table, session, size_text, stop
+from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
     from logstore.store.maintenance import Recovery
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from logstore.store.repair import StoreReport
     from logstore.store.store import LogStore
     from logstore.store.strays import Stray
+    from logstore.store.topic_repair import TopicRepair
     from logstore.store.verify import Verification
 
 Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)]
@@ -161,6 +162,9 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
             print_losses(str(result.partition), result.losses)
         for stray in strays:
             print(f"{stray.what} (file {stray.file})")
+        for topic in more.get("topics", ()):
+            for note in topic["notes"]:
+                print(f"{topic['name']}: {note}")
         print_store(whole)
 
     sound = whole.sound and not strays and all(result.sound for result in results)
@@ -180,6 +184,15 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
 def recover(
     topics: Topics = None,
     partition: Partition = None,
+    topic_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic-config",
+            metavar="NAME=VALUE",
+            help="A setting of the topics whose file is lost or damaged; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
     readmit: Annotated[
         bool, typer.Option("--readmit", help="Put intact batches from quarantine back where they are missing.")
     ] = False,
@@ -192,15 +205,22 @@ def recover(
     from logstore.files import OS_FILES
     from logstore.store.repair import repair, restore_version
     from logstore.store.strays import find_strays
+    from logstore.store.topic_repair import repair_partition, repair_topics
 
     whole = restore_version(OS_FILES, session.path, dry_run=dry_run)
     if dry_run and not whole.sound:  # nothing more can be looked at without it
         _answer_verify([], [], {"recovered": False}, whole)
         stop(DAMAGE)
     with session.open() as store:
-        whole.add(repair(store, dry_run=dry_run))
         strays = find_strays(store, topics)
-        partitions = _partitions(store, topics, partition)
+        repairs = repair_topics(store, topics, configs=key_values(topic_config, "--topic-config"), dry_run=dry_run)
+        whole.add(repair(store, dry_run=dry_run))
+        partitions = _readable_partitions(store, topics, partition, dry_run=dry_run)
+        # Nothing is given up by this, so nobody is asked; what comes after looks at whole files.
+        repaired = {
+            topic.partition(number): repair_partition(store, topic, number, dry_run=dry_run)
+            for topic, number in partitions
+        }
         reports = _recover_all(store, partitions, readmit=readmit, dry_run=True)
         if not dry_run:
             lost = [(report.partition, loss) for report in reports for loss in report.losses]
@@ -210,10 +230,15 @@ def recover(
                 session.confirm(_question([(str(where), loss_text(loss)) for where, loss in lost]), yes=yes)
             reports = _recover_all(store, partitions, readmit=readmit, dry_run=False, agreed=reports)
             store.project_checkpoints()
-    damaged = not whole.sound or any(report.found_damage for report in reports)
+    for report in reports if not dry_run else ():
+        report.repaired += repaired[report.partition]
+    damaged = bool(repairs) or not whole.sound or any(report.found_damage for report in reports)
 
     def text() -> None:
         _recovery_text(reports, dry_run=dry_run)
+        for each in repairs:
+            for note in each.notes:
+                print(f"{each.name}: {note}")
         for stray in strays:
             print(f"{stray.what} (file {stray.file})")
         print_store(whole)
@@ -223,11 +248,24 @@ def recover(
         "sound": not damaged,
         "store": store_document(whole),
         "partitions": [_recovery(report) for report in reports],
+        "topics": list(map(_repair, repairs)),
         "strays": list(map(_stray, strays)),
     }
     session.answer(document, text)
     if damaged:
         stop(DAMAGE)
+
+
+def _readable_partitions(
+    store: LogStore, names: list[str] | None, partition: int | None, *, dry_run: bool
+) -> list[tuple[Topic, int]]:
+    """Without those of topics that are only going to be brought back."""
+    if dry_run and names:
+        found = {topic.name for topic in _readable(store)}
+        names = [name for name in names if name in found]
+        if not names:
+            return []
+    return _partitions(store, names, partition, tolerant=True)
 
 
 def _recover_all(
@@ -291,7 +329,7 @@ def _recovery_text(reports: list[Recovery], *, dry_run: bool) -> None:
             print(f"{report.partition}: offsets {first} to {end - 1} {would}put back from {source}")
         for first, end, why in report.held_back:
             print(f"{report.partition}: offsets {first} to {end - 1} stay in quarantine: {why}")
-        for note in [*report.rebuilt, *report.notes]:
+        for note in [*report.repaired, *report.rebuilt, *report.notes]:
             print(f"{report.partition}: {note}")
 
 
@@ -306,6 +344,17 @@ def joined_ranges(found: list[tuple[str, int, int]]) -> list[tuple[str, int, int
     return out
 
 
+def _repair(repair: TopicRepair) -> dict[str, Any]:
+    topic = repair.topic
+    return {
+        "name": repair.name,
+        "id": topic.id if topic else None,
+        "partitions": topic.partitions if topic else None,
+        "settings_unknown": topic.settings_unknown if topic else None,
+        "notes": list(repair.notes),
+    }
+
+
 def _recovery(report: Recovery) -> dict[str, Any]:
     return {
         "topic": report.partition.topic,
@@ -317,6 +366,7 @@ def _recovery(report: Recovery) -> dict[str, Any]:
         "dropped_bytes": report.dropped_bytes,
         "cuts": report.cuts,
         "quarantined": report.quarantined,
+        "repaired": report.repaired,
         "rebuilt": report.rebuilt,
         "notes": report.notes,
         "losses": loss_documents(report.losses),
@@ -352,6 +402,7 @@ def retain(
             for topic, number in partitions:
                 results.append(retain_partition(store, topic, number, now_ms=now_ms, dry_run=dry_run))
                 step(1)
+        unknown = {topic.name for topic, _ in partitions if topic.settings_unknown}
         if not dry_run:
             store.sweep()
             store.project_checkpoints()
@@ -360,6 +411,7 @@ def retain(
             "topic": result.partition.topic,
             "partition": result.partition.partition,
             "log_start_offset": result.log_start_offset,
+            "settings_unknown": result.partition.topic in unknown,
             "deleted": [
                 {"policy": each.policy, "base_offsets": list(each.base_offsets), "size_bytes": each.size_bytes}
                 for each in result.passes
@@ -379,7 +431,8 @@ def retain(
                     result.log_start_offset,
                     f"{sum(len(each.base_offsets) for each in result.passes)} segments",
                     size_text(sum(each.size_bytes for each in result.passes)),
-                    ", ".join(each.policy for each in result.passes) or "-",
+                    ", ".join(each.policy for each in result.passes)
+                    or ("- (settings unknown)" if result.partition.topic in unknown else "-"),
                 ]
                 for result in results
             ],

@@ -111,6 +111,7 @@ def describe(topics: Topics = None) -> None:
                     ("Kafka's id", document["kafka_id"]),
                     ("created", time_text(document["created_ms"])),
                     ("config version", document["config_version"]),
+                    *([("settings", "unknown: nothing is deleted")] if document["settings_unknown"] else []),
                 ]
             )
             print()
@@ -212,6 +213,7 @@ def _describe(store: LogStore, topic: Topic, ledger: Ledger | None) -> dict[str,
         "id": topic.id,
         "kafka_id": topic.export_id,
         "created_ms": topic.created_ms,
+        "settings_unknown": topic.settings_unknown,
         "config_version": topic.config_version,
         "partitions": partitions,
         "settings": [

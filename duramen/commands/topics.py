@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.commands.health import origin_document, origin_text
-from duramen.session import bad_usage, key_values, print_pairs, print_table, session, time_text
+from duramen.session import DAMAGE, bad_usage, key_values, print_pairs, print_table, session, stop, time_text
 
 if TYPE_CHECKING:
     from logstore.store.registry import Topic
@@ -23,6 +23,7 @@ Configs = Annotated[
         "--config", metavar="NAME=VALUE", help="A setting of the topic; may be given again.", show_default=False
     ),
 ]
+_UNKNOWN = "unknown: nothing is deleted or compacted until `duramen topics alter` gives them, or says --defaults"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show, but change nothing.")]
 
 
@@ -60,7 +61,7 @@ def list_() -> None:
     def text() -> None:
         print_table(
             ["topic", "partitions", "cleanup.policy", "id"],
-            [[each["name"], each["partitions"], each["cleanup_policy"] or "(none)", each["id"]] for each in documents],
+            [[each["name"], each["partitions"], _policy(each), each["id"]] for each in documents],
         )
         for stray in strays:
             print(f"{stray.what} (file {stray.file})", file=sys.stderr)
@@ -69,6 +70,8 @@ def list_() -> None:
 
     lost = [{"what": stray.what, "file": stray.file, "topic": stray.name} for stray in strays]
     session.answer({"topics": documents, "strays": lost}, text)
+    if strays:
+        stop(DAMAGE)
 
 
 @app.command()
@@ -87,6 +90,7 @@ def describe(name: Name) -> None:
                 ("partitions", document["partitions"]),
                 ("created", time_text(document["created_ms"])),
                 ("config version", document["config_version"]),
+                *([("settings", _UNKNOWN)] if document["settings_unknown"] else []),
                 *((key, value) for key, value in document["configs"].items()),
                 *([("store", origin_text(origin))] if origin else []),
             ]
@@ -115,14 +119,20 @@ def alter(
         int | None,
         typer.Option("--partitions", min=1, help="New number of partitions; it can only grow.", show_default=False),
     ] = None,
+    defaults: Annotated[
+        bool,
+        typer.Option("--defaults", help="The settings of the topic were not known; the store's defaults are right."),
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Change a topic's settings or add partitions."""
     configs = _configs(config, config_file)
-    if not configs and not unset and partitions is None:
-        raise bad_usage("nothing to alter: give --config, --config-file, --unset or --partitions")
+    if not configs and not unset and partitions is None and not defaults:
+        raise bad_usage("nothing to alter: give --config, --config-file, --unset, --partitions or --defaults")
     with session.open() as store:
-        topic = store.alter_topic(name, configs=configs, unset=unset or (), partitions=partitions, dry_run=dry_run)
+        topic = store.alter_topic(
+            name, configs=configs, unset=unset or (), partitions=partitions, defaults=defaults, dry_run=dry_run
+        )
         document = {"topic": _document(store, topic), "altered": not dry_run}
     verb = "Would alter" if dry_run else "Altered"
 
@@ -150,6 +160,10 @@ def delete(
     session.answer(document, lambda: print(f"{verb} {name}, partitions: {topic.partitions}, id: {topic.id}"))
 
 
+def _policy(document: dict[str, Any]) -> str:
+    return "(settings unknown)" if document["settings_unknown"] else document["cleanup_policy"] or "(none)"
+
+
 def _configs(config: list[str] | None, config_file: str | None) -> dict[str, object]:
     from logstore.config import load_toml
 
@@ -171,4 +185,5 @@ def _document(store: LogStore, topic: Topic) -> dict[str, Any]:
         "configs": dict(topic.configs),
         "config_version": topic.config_version,
         "created_ms": topic.created_ms,
+        "settings_unknown": topic.settings_unknown,
     }

@@ -137,6 +137,7 @@ def _copy(store: LogStore, target: Layout, link: bool, progress: Callable[[int],
         )
         fs.mkdir(target.topic_state(moment.topic.id))
         write_ends(fs, target.ends(moment.topic.id), ends)
+        registry.write_copy(moment.topic)
         registry.create(moment.topic)
     for path in (store.layout.settings, os.path.join(store.layout.logs, META_PROPERTIES)):
         if fs.exists(path):

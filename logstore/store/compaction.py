@@ -82,6 +82,7 @@ class PartitionPlan:
     rolls_active: bool = False
     paused: bool = False
     compacted: bool = True
+    settings_unknown: bool = False
     set_aside: SetAside | None = None
     #: when the first tombstone or marker may go
     next_horizon_ms: int | None = None
@@ -100,6 +101,8 @@ class PartitionPlan:
     @property
     def why(self) -> str:
         """One sentence for people."""
+        if self.settings_unknown:
+            return "settings unknown: nothing is deleted or compacted until `duramen topics alter` gives them"
         if not self.compacted:
             return "not compacted: its cleanup.policy does not include compact"
         if self.paused:
@@ -264,6 +267,7 @@ def plan_partition(
         rolls_active=rolls_active,
         paused=config.duramen_compaction_paused,
         compacted=config.compact,
+        settings_unknown=topic.settings_unknown,
         set_aside=(failures or {}).get((topic.id, number)),
         next_horizon_ms=facts.next_horizon_ms,
         unfinished=state.swap is not None,
@@ -801,6 +805,11 @@ def compacted_partitions(store: LogStore, topics: Sequence[str] | None = None) -
     named = store.topics() if topics is None else [store.topic(name) for name in topics]
     for topic in named:
         if not store.log_config(topic).compact:
+            if topics is not None and topic.settings_unknown:
+                raise NotCompacted(
+                    f"nobody has said which settings topic {topic.name} has; until then nothing of it is compacted",
+                    hint=f"Give them: `duramen topics alter {topic.name} --config …`, or `--defaults`",
+                )
             if topics is not None:
                 raise NotCompacted(
                     f"topic {topic.name} is not compacted",

@@ -309,6 +309,7 @@ def _build(
 ) -> tuple[Topic, list[ImportedPartition], TopicEnds]:
     """The topic's directories in the import's folder, recovered, and its state files, which nobody reads yet."""
     store.fs.mkdir(store.layout.topic_state(topic.id))
+    store.registry.write_copy(topic)
     ends = TopicEnds.empty(topic.partitions)
     reports = []
     for each in origin.partitions:

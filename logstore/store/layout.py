@@ -98,6 +98,9 @@ class Layout:
     def topic_state(self, topic_id: str) -> str:
         return os.path.join(self.state, _checked_id(topic_id))
 
+    def topic_copy(self, topic_id: str) -> str:
+        return os.path.join(self.topic_state(topic_id), "topic")
+
     def ends(self, topic_id: str) -> str:
         return os.path.join(self.topic_state(topic_id), "ends")
 

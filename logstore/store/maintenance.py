@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import ManualClock
-from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange, RecoveryChanged
+from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange, RecoveryChanged, StrayDirectory
 from logstore.partition.losses import subtract
 from logstore.partition.retention import LogFacts, SegmentFacts, policies_of, retention_passes
 from logstore.partition.salvage import carry_out
@@ -21,7 +21,6 @@ from logstore.partition.state import Loss
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.segment import LogSegment
 from logstore.store.ends import TopicEnds
-from logstore.store.placing import place_partitions
 from logstore.store.registry import Topic
 from logstore.store.salvage import Looked, look
 from logstore.store.store import LogStore, published
@@ -69,6 +68,8 @@ class Recovery:
     quarantined: list[str] = field(default_factory=list)
     rebuilt: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    #: small files that were lost or damaged, and what became of them
+    repaired: list[str] = field(default_factory=list)
     #: committed offsets that no record has any more, since this recovery
     losses: tuple[Loss, ...] = ()
     #: batches that were put back: where from, first offset, end offset
@@ -78,7 +79,7 @@ class Recovery:
 
     @property
     def found_damage(self) -> bool:
-        return bool(self.cuts or self.quarantined or self.losses)
+        return bool(self.repaired or self.cuts or self.quarantined or self.losses)
 
 
 def retain(
@@ -184,21 +185,26 @@ def recover(
     With `dry_run` nothing is changed and the reports say what would be. `allowed` are the losses somebody agreed to:
     Raises RecoveryChanged when there are others by now, with nothing done. Raises LockHeld.
     """
+    from logstore.store.topic_repair import repair_partition
+
     what = f"recover {topic.name}"
     notes: list[str] = []
+    wanted = range(topic.partitions) if numbers is None else numbers
+    repaired = {number: repair_partition(store, topic, number, dry_run=dry_run) for number in wanted}
     committer = _committer(store)
     if committer is not None and not dry_run:
         try:
             committer.settle_topic(topic)  # what is staged still need not be lost
-        except (CorruptState, DamagedLog, LedgerError) as error:
+        except (CorruptState, DamagedLog, LedgerError, StrayDirectory) as error:
             notes.append(f"not everything that is staged could be appended: {error}")
     known = _known_ends(store, topic, committer, notes)
     chosen = list(range(topic.partitions)) if numbers is None or known.ends is None else numbers
     reports = []
     with contextlib.ExitStack() as held:
         held.enter_context(store.locks.maintenance_of(topic.id, sorted(set(chosen)), what=what))
-        if not dry_run:
-            place_partitions(store, topic, chosen)
+        for number in chosen:
+            if number not in repaired:
+                repaired[number] = repair_partition(store, topic, number, dry_run=dry_run)
         held.enter_context(store.locks.lease(topic.id, what=what))
         store.check_exists(topic)
         known = _known_ends(store, topic, committer, [])
@@ -224,10 +230,13 @@ def recover(
                     log = _carry_out(store, topic, number, looked, report)
                     result = published(result, number, log)
             report.notes += notes
+            report.repaired += repaired[number]
             if known.ends is not None and not dry_run:
                 store.write_ends(topic, result)
             reports.append(report)
             done(report)
+        if known.ends is None and any(report.log_end_offset for report in reports):
+            reports[0].repaired.append("the topic's ends were missing or damaged; all records found are committed")
         if dry_run:
             return reports
         if known.ends is None:

@@ -29,7 +29,9 @@ from logstore.store.sealed import (
 )
 from logstore.topic import TopicPartition, check_topic_name, parse_uuid
 
-VERSION = 1
+VERSION = 2
+#: what an older release reads; it knows nothing of unknown settings, and would delete by its defaults
+_VERSION_OF_KNOWN_SETTINGS = 1
 #: a topic's file is small; a larger one is not ours
 TOPIC_FILE_BYTES_MAX = 1 << 20
 #: partition directories are `topic-N`: with five digits the longest topic name fits a file name of 255 bytes
@@ -50,6 +52,8 @@ class Topic:
     keyed: bool = False
     #: the id a Kafka cluster knows the topic by, when it came from one; ours is new at each creation and import
     kafka_id: str | None = None
+    #: nobody has said which settings the topic has; until then nothing of it is deleted or compacted
+    settings_unknown: bool = False
 
     @property
     def export_id(self) -> str:
@@ -125,7 +129,7 @@ class TopicRegistry:
         """The topic's definition under a name of its own, which must be new; durable but for the name."""
         file = self._fs.open(path, create=True, exclusive=True)
         try:
-            file.pwrite(seal(_document(topic), version=VERSION), 0)
+            file.pwrite(seal(_document(topic), version=_version(topic)), 0)
             file.fsync()
         finally:
             file.close()
@@ -140,7 +144,21 @@ class TopicRegistry:
 
     def replace(self, topic: Topic) -> None:
         """Write the topic's new definition; the caller holds its lease."""
-        write_sealed(self._fs, self._layout.topic(topic.name), _document(topic), version=VERSION)
+        if self._fs.exists(self._layout.topic_state(topic.id)):
+            self.write_copy(topic)  # first: it is never older than what was acknowledged
+        write_sealed(self._fs, self._layout.topic(topic.name), _document(topic), version=_version(topic))
+
+    def write_copy(self, topic: Topic) -> None:
+        """A second copy of the definition beside the topic's state, from which a lost file is brought back."""
+        write_sealed(self._fs, self._layout.topic_copy(topic.id), _document(topic), version=_version(topic))
+
+    def read_copy(self, topic_id: str) -> Topic | None:
+        """None where there is none that can be read."""
+        try:
+            found = read_definition(self._fs, self._layout.topic_copy(topic_id))
+        except (FileNotFoundError, CorruptState):
+            return None
+        return found if found.id == topic_id else None
 
 
 def read_definition(fs: FileSystem, path: str) -> Topic:
@@ -153,6 +171,10 @@ def read_definition(fs: FileSystem, path: str) -> Topic:
     return _topic(name, document, path)
 
 
+def _version(topic: Topic) -> int:
+    return VERSION if topic.settings_unknown else _VERSION_OF_KNOWN_SETTINGS
+
+
 def _document(topic: Topic) -> dict[str, object]:
     return {
         "name": topic.name,
@@ -163,6 +185,7 @@ def _document(topic: Topic) -> dict[str, object]:
         "created_ms": topic.created_ms,
         "keyed": topic.keyed,
         "kafka_id": topic.kafka_id,
+        "settings_unknown": topic.settings_unknown,
     }
 
 
@@ -191,6 +214,7 @@ def _topic(name: str, document: Mapping[str, object], path: str) -> Topic:
         created_ms=whole_number(document, "created_ms", file=path),
         keyed=document.get("keyed") is True,
         kafka_id=None if kafka_id is None else str(kafka_id),
+        settings_unknown=document.get("settings_unknown") is True,
     )
 
 

@@ -16,7 +16,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec
 
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.config import BrokerConfig, LogConfig, Resolved, load_toml, resolve_broker, resolve_topic, topic_setting
+from logstore.config import (
+    BrokerConfig,
+    LogConfig,
+    Resolved,
+    hold_back,
+    load_toml,
+    resolve_broker,
+    resolve_topic,
+    topic_setting,
+)
 from logstore.errors import (
     AccessDenied,
     CorruptState,
@@ -158,7 +167,8 @@ class LogStore:
 
     def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]:
         """Every topic setting with its source; without a topic, what a new one would get."""
-        return self.resolve(topic.configs if topic else {})
+        resolved = self.resolve(topic.configs if topic else {})
+        return hold_back(resolved) if topic is not None and topic.settings_unknown else resolved
 
     def log_config(self, topic: Topic) -> LogConfig:
         key = tuple(sorted(topic.configs.items()))
@@ -228,6 +238,7 @@ class LogStore:
             with self.locks.lease(topic.id, what=f"create {name}"):
                 if not self.fs.exists(self.layout.ends(topic.id)):
                     self.write_ends(topic, TopicEnds.empty(topic.partitions))
+                self._refresh_copy(name)
         return topic
 
     def alter_topic(
@@ -237,9 +248,12 @@ class LogStore:
         configs: Mapping[str, object] | None = None,
         unset: Iterable[str] = (),
         partitions: int | None = None,
+        defaults: bool = False,
         dry_run: bool = False,
     ) -> Topic:
         """Set and unset the topic's own settings, or widen it; returns it as it is then.
+
+        Where they were not known, they are from now on: `defaults` says so without setting any.
 
         Raises UnknownTopic, UnknownConfig, InvalidConfig.
         """
@@ -262,6 +276,7 @@ class LogStore:
                 config_version=topic.config_version + 1,
                 # With more partitions, keys move; what was written before stays where it is.
                 keyed=topic.keyed and partitions in (None, topic.partitions),
+                settings_unknown=topic.settings_unknown and not (configs or unset or defaults),
             )
             if not dry_run:
                 self.registry.replace(altered)
@@ -719,7 +734,25 @@ class LogStore:
                         removed.append(path)
         for path in removed:
             remove_tree(self.fs, path)
-        return [*removed, *self._finish_imports(oldest), *self._finish_deletions()]
+        removed += [*self._finish_imports(oldest), *self._finish_deletions()]
+        for name in self.registry.names():  # of older releases' topics there is no copy yet
+            self._refresh_copy_of(name)
+        return removed
+
+    def _refresh_copy_of(self, name: str) -> None:
+        try:
+            topic = self.registry.read(name)
+            if self.registry.read_copy(topic.id) != topic:
+                with self.locks.lease(topic.id, what="copy its definition", wait_ms=0):
+                    self._refresh_copy(name)
+        except (UnknownTopic, CorruptState, LockHeld):
+            return  # gone, damaged (`recover` needs the copy there is), or being altered
+
+    def _refresh_copy(self, name: str) -> None:
+        """The caller holds the topic's lease."""
+        topic = self.registry.read(name)
+        if self.fs.exists(self.layout.topic_state(topic.id)) and self.registry.read_copy(topic.id) != topic:
+            self.registry.write_copy(topic)
 
     def _finish_imports(self, oldest_ms: int) -> list[str]:
         """Remove what imports that died have begun, and give those that were complete their name."""

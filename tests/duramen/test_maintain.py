@@ -126,6 +126,7 @@ def test_damaged_ends_are_found_and_recovered(duramen: Command, orders: Path) ->
     verified = duramen("verify", output="json")
     assert verified.code == 3
     assert verified.json["partitions"][0]["findings"][-1]["file"] == str(path)
+    assert duramen("recover").code == 3
     assert duramen("recover").code == 0
     assert len(duramen("consume", "orders").lines) == 150
 
