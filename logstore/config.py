@@ -678,8 +678,7 @@ def hold_back(resolved: Mapping[str, Resolved]) -> dict[str, Resolved]:
     """The settings in force of a topic whose own are not known: neither retention nor compaction."""
     held = dict(resolved)
     for name, value in _HELD_BACK.items():
-        if held[name].source is not Source.TOPIC:
-            held[name] = Resolved(held[name].setting, value, Source.UNKNOWN, name)
+        held[name] = Resolved(held[name].setting, value, Source.UNKNOWN, name)
     return held
 
 

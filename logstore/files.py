@@ -35,6 +35,10 @@ class FileStat:
     links: int = 1
 
 
+class NotRegularFile(OSError):
+    """A FIFO, socket or device where a file belongs. Nothing was read from it: that could wait for ever."""
+
+
 class File(Protocol):
     path: str
 
@@ -75,7 +79,10 @@ class File(Protocol):
 
 class FileSystem(Protocol):
     def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
-        """`create` makes the file when missing (implies writable); with `exclusive` it must be missing."""
+        """`create` makes the file when missing (implies writable); with `exclusive` it must be missing.
+
+        Raises NotRegularFile for a FIFO and its like, IsADirectoryError; it never waits.
+        """
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -215,10 +222,18 @@ class OsFileSystem:
     """The operating system's files."""
 
     def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
-        flags = os.O_CLOEXEC | (os.O_RDWR if writable or create else os.O_RDONLY)
+        # Without O_NONBLOCK the opening of a FIFO waits for its other end; regular files do not mind.
+        flags = os.O_CLOEXEC | os.O_NONBLOCK | (os.O_RDWR if writable or create else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        return OsFile(os.open(path, flags, 0o644), path)
+        file = OsFile(os.open(path, flags, 0o644), path)
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            file.close()
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise NotRegularFile(errno.EINVAL, "not a regular file", path)
+        return file
 
     def exists(self, path: str) -> bool:
         try:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duramen.commands.maintain import DryRun
 from duramen.losses import loss_documents, losses_of, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
+
+if TYPE_CHECKING:
+    from logstore.store.registry import Topic
 
 OnlyTopics = Annotated[
     list[str] | None,
@@ -36,6 +39,28 @@ def import_(
             show_default=False,
         ),
     ] = None,
+    defaults: Annotated[
+        bool,
+        typer.Option("--defaults", help="Where nothing tells a topic's settings, the store's defaults are right."),
+    ] = False,
+    metadata_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--metadata-dir", metavar="DIR", help="Where __cluster_metadata-0 lies, if not there.", show_default=False
+        ),
+    ] = None,
+    server_properties: Annotated[
+        str | None,
+        typer.Option(
+            "--server-properties",
+            metavar="FILE",
+            help="The broker's settings file: defaults of its topics.",
+            show_default=False,
+        ),
+    ] = None,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Also take what symbolic links out of the directory lead to.")
+    ] = False,
     link: Annotated[
         bool, typer.Option("--link", help="Hard links for sealed segments instead of copies; same file system only.")
     ] = False,
@@ -50,15 +75,26 @@ def import_(
     from logstore.limits import DEFAULT_LIMITS
 
     with kafka_import.stopped_source(OS_FILES, source_path):
-        source = kafka_import.examine(OS_FILES, source_path, only=topic, limits=DEFAULT_LIMITS)
+        source = kafka_import.examine(
+            OS_FILES,
+            source_path,
+            only=topic,
+            limits=DEFAULT_LIMITS,
+            metadata_directory=metadata_dir,
+            server_properties=server_properties,
+            follow_links=follow_links,
+        )
         with session.open(create=not dry_run) as store:
             imported: list[kafka_import.ImportedTopic] = []
             if dry_run:
-                kafka_import.plan_import(store, source, configs)
+                planned = kafka_import.plan_import(store, source, configs, defaults=defaults)
             else:
                 total = sum(each.size_bytes for topic_ in source.topics for each in topic_.partitions)
                 with session.progress("importing", total) as step:
-                    imported = kafka_import.import_topics(store, source, configs, link=link, progress=step)
+                    imported = kafka_import.import_topics(
+                        store, source, configs, link=link, defaults=defaults, progress=step
+                    )
+                planned = [each.topic for each in imported]
                 store.project_checkpoints()
     if dry_run:
         documents: list[dict[str, Any]] = [
@@ -66,12 +102,13 @@ def import_(
                 "name": each.name,
                 "id": None,
                 "kafka_id": each.topic_id,
+                **_settings(topic_),
                 "partitions": [
                     {"partition": part.partition.partition, "segments": part.segments, "size_bytes": part.size_bytes}
                     for part in each.partitions
                 ],
             }
-            for each in source.topics
+            for each, topic_ in zip(source.topics, planned, strict=True)
         ]
     else:
         documents = [
@@ -79,6 +116,7 @@ def import_(
                 "name": each.topic.name,
                 "id": each.topic.id,
                 "kafka_id": each.topic.kafka_id,
+                **_settings(each.topic),
                 "partitions": [
                     {
                         "partition": part.partition.partition,
@@ -133,6 +171,15 @@ def import_(
                     )
                 for path in part.get("quarantined", ()):
                     print(f"{each['name']}-{part['partition']}: set aside in {path}")
+        for each in documents:
+            if each["settings_unknown"]:
+                why = source.settings[each["name"]].unknown
+                print(
+                    f"{each['name']}: settings unknown, {why}; nothing of it is deleted or compacted until "
+                    f"`duramen topics alter {each['name']}` gives them"
+                )
+            elif each["configs"]:
+                print(f"{each['name']}: {', '.join(f'{name}={value}' for name, value in each['configs'].items())}")
         for name, reason in source.skipped.items():
             print(f"passed by {name}: {reason}")
         for note in source.notes:
@@ -141,6 +188,10 @@ def import_(
     session.answer(document, text)
     if damaged:
         stop(DAMAGE)
+
+
+def _settings(topic: Topic) -> dict[str, Any]:
+    return {"configs": dict(topic.configs), "settings_unknown": topic.settings_unknown}
 
 
 def export(

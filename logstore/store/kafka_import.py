@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from logstore.errors import DuramenError, ImportRefused, LockHeld, StoreInUse, TopicExists
-from logstore.files import FileSystem
+from logstore.files import FileSystem, NotRegularFile
 from logstore.limits import Limits
 from logstore.partition.checkpoint import (
     read_offset_checkpoint,
@@ -33,6 +33,7 @@ from logstore.segment.names import (
     LEADER_EPOCH_CHECKPOINT,
     LOCK,
     LOG_START_OFFSET_CHECKPOINT,
+    META_PROPERTIES,
     PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     REMOTE_LOG_INDEX_CACHE_DIRECTORY,
@@ -45,6 +46,7 @@ from logstore.segment.names import (
 )
 from logstore.store.ends import TopicEnds
 from logstore.store.import_folder import ImportFolder
+from logstore.store.import_settings import TopicSettings, read_settings
 from logstore.store.layout import BROKER_GUARD
 from logstore.store.locks import FileLock, holder
 from logstore.store.registry import Topic, check_partitions, spelled
@@ -54,6 +56,16 @@ from logstore.topic import TopicPartition, new_topic_id
 
 #: Kafka's own topics mean nothing without their cluster; they come only when asked for by name
 _INTERNAL_PREFIX = "__"
+#: files of a log directory that are read
+_READ_AT_THE_TOP = frozenset(
+    {
+        RECOVERY_POINT_CHECKPOINT,
+        LOG_START_OFFSET_CHECKPOINT,
+        CLEANER_OFFSET_CHECKPOINT,
+        META_PROPERTIES,
+        LOCK,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,9 @@ class Source:
     log_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
     first_dirty: Mapping[TopicPartition, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    #: what the cluster tells of the topics' settings
+    settings: Mapping[str, TopicSettings] = field(default_factory=dict)
+    follow_links: bool = False
 
 
 @dataclass(slots=True)
@@ -125,12 +140,36 @@ def stopped_source(fs: FileSystem, directory: str) -> Iterator[None]:
         yield  # a broker that runs has made it
         return
     lock = FileLock(fs, path, exclusive=False, create=False)
-    if not lock.acquire(0):
+    with only_regular_files():
+        is_stopped = lock.acquire(0)
+    if not is_stopped:
         raise StoreInUse(f"{holder(fs, path)} is using the directory", file=path, hint="Stop the broker first.")
     try:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def only_regular_files() -> Iterator[None]:
+    """Turns what a FIFO or a directory in the place of a file gives into ImportRefused."""
+    try:
+        yield
+    except (NotRegularFile, IsADirectoryError) as error:
+        raise ImportRefused(
+            "there is something here that is not a regular file", file=error.filename, hint="Remove it."
+        ) from error
+
+
+def check_links(directory: str, path: str, *, follow_links: bool) -> None:
+    """Raises ImportRefused for a path that symbolic links lead out of `directory`."""
+    root = os.path.realpath(directory)
+    if not follow_links and not (os.path.realpath(path) + os.sep).startswith(os.path.join(root, "")):
+        raise ImportRefused(
+            "a symbolic link leads out of the directory",
+            file=path,
+            hint="Give the directory it leads to, or take what it leads to with --follow-links.",
+        )
 
 
 def _log_directory(fs: FileSystem, directory: str) -> tuple[str, list[str]]:
@@ -144,8 +183,30 @@ def _log_directory(fs: FileSystem, directory: str) -> tuple[str, list[str]]:
     return directory, names
 
 
-def examine(fs: FileSystem, directory: str, *, only: list[str] | None = None, limits: Limits) -> Source:
-    """What there is to import. Raises ImportRefused."""
+def examine(
+    fs: FileSystem,
+    directory: str,
+    *,
+    only: list[str] | None = None,
+    limits: Limits,
+    metadata_directory: str | None = None,
+    server_properties: str | None = None,
+    follow_links: bool = False,
+) -> Source:
+    """What there is to import; the metadata log lies in `metadata_directory` if not here. Raises ImportRefused."""
+    with only_regular_files():
+        return _examine(fs, directory, only, limits, metadata_directory, server_properties, follow_links)
+
+
+def _examine(
+    fs: FileSystem,
+    directory: str,
+    only: list[str] | None,
+    limits: Limits,
+    metadata_directory: str | None,
+    server_properties: str | None,
+    follow_links: bool,
+) -> Source:
     directory, names = _log_directory(fs, directory)
     if fs.exists(os.path.join(directory, BROKER_GUARD)):
         raise ImportRefused(
@@ -156,8 +217,15 @@ def examine(fs: FileSystem, directory: str, *, only: list[str] | None = None, li
     for name in names:
         path = os.path.join(directory, name)
         if not is_directory(fs, path):
+            if name in _READ_AT_THE_TOP:
+                check_links(directory, path, follow_links=follow_links)
             continue
         reason, partition = _partition_of(name, only)
+        if partition is None and name != CLUSTER_METADATA_DIRECTORY:
+            skipped[name] = reason
+            continue
+        for each in ("", *fs.listdir(path)):
+            check_links(directory, os.path.join(path, each), follow_links=follow_links)
         if partition is None:
             skipped[name] = reason
         else:
@@ -177,15 +245,26 @@ def examine(fs: FileSystem, directory: str, *, only: list[str] | None = None, li
             # As a broker does: without recovery points everything is checked, without log starts all files count.
             offsets[name] = {}
             notes.append(f"{name} is not used: {error}")
+    topics = tuple(_source_topic(fs, name, found[name], limits) for name in sorted(found))
+    settings, more = read_settings(
+        fs,
+        directory,
+        [(topic.name, topic.topic_id) for topic in topics],
+        metadata_directory=metadata_directory,
+        server_properties=server_properties,
+        limits=limits,
+    )
     return Source(
         directory=directory,
         clean=fs.exists(os.path.join(directory, CLEAN_SHUTDOWN)),
-        topics=tuple(_source_topic(fs, name, found[name], limits) for name in sorted(found)),
+        topics=topics,
         skipped=skipped,
         recovery_points=offsets[RECOVERY_POINT_CHECKPOINT],
         log_starts=offsets[LOG_START_OFFSET_CHECKPOINT],
         first_dirty=offsets[CLEANER_OFFSET_CHECKPOINT],
-        notes=tuple(notes),
+        notes=(*notes, *more),
+        settings=settings,
+        follow_links=follow_links,
     )
 
 
@@ -241,8 +320,14 @@ def _source_topic(fs: FileSystem, name: str, partitions: list[SourcePartition], 
 # --- taking it in --------------------------------------------------------------------------------------------------
 
 
-def plan_import(store: LogStore, source: Source, configs: Mapping[str, object]) -> list[Topic]:
-    """The topics as they would be. Raises TopicExists, ImportRefused, UnknownConfig, InvalidConfig."""
+def plan_import(
+    store: LogStore, source: Source, configs: Mapping[str, object], *, defaults: bool = False
+) -> list[Topic]:
+    """The topics as they would be. Raises TopicExists, ImportRefused, UnknownConfig, InvalidConfig.
+
+    Their settings are those their cluster tells of, and `configs` over them. Where neither tells enough they are
+    unknown, unless `defaults` says that the store's are right.
+    """
     store.resolve(configs)
     ids = {topic.export_id: topic.name for topic in store.topics()}
     planned = []
@@ -253,15 +338,17 @@ def plan_import(store: LogStore, source: Source, configs: Mapping[str, object]) 
             )
         if each.topic_id in ids:
             raise ImportRefused(f"topics {ids[each.topic_id]} and {each.name} have the same id: {each.topic_id}")
+        known = source.settings.get(each.name, TopicSettings())
         topic = Topic(
             name=each.name,
             # Never the one it had: a topic that was deleted and is imported again inherits nothing.
             id=new_topic_id(),
             partitions=each.partition_count,
-            configs=spelled(configs),
+            configs=spelled({**known.configs, **configs}),
             config_version=1,
             created_ms=store.clock.now_ms(),
             kafka_id=each.topic_id,
+            settings_unknown=known.unknown is not None and not configs and not defaults,
         )
         store.check_place(topic, clear=False)
         ids[topic.export_id] = topic.name
@@ -275,14 +362,15 @@ def import_topics(
     configs: Mapping[str, object],
     *,
     link: bool = False,
+    defaults: bool = False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[ImportedTopic]:
     """Take every topic of the source in. The caller holds `stopped_source`. Raises what `plan_import` raises.
 
     `progress` is told the bytes taken since last time.
     """
-    planned = plan_import(store, source, configs)
-    with ImportFolder(store) as folder:
+    planned = plan_import(store, source, configs, defaults=defaults)
+    with only_regular_files(), ImportFolder(store) as folder:
         begun: list[Topic] = []
         try:
             built = []
@@ -341,6 +429,7 @@ def _take_files(
         if parsed.transient is Transient.DELETED:
             continue
         path = os.path.join(origin.directory, name)
+        check_links(source.directory, path, follow_links=source.follow_links)
         if parsed in linkable:
             try:
                 fs.link(path, os.path.join(target, name))

@@ -13,6 +13,8 @@ import pytest
 from duramen.cli import run
 from logstore.records.record import Record
 from logstore.store.store import LogStore
+from logstore.topic import parse_uuid
+from metadata_log import partition, topic, write_log
 
 BASE_MS = 1_700_000_000_000
 
@@ -69,3 +71,18 @@ def orders(store_path: Path) -> Path:
                     batch_bytes=200,
                 )
     return store_path
+
+
+@pytest.fixture
+def broker(duramen: Command, orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stopped broker's directory with topic `orders`; commands go to a store that is not made yet from here on."""
+    assert duramen("export", tmp_path / "broker").code == 0
+    monkeypatch.setenv("DURAMEN_STORE", str(tmp_path / "second"))
+    return tmp_path / "broker"
+
+
+def with_metadata(orders: Path, directory: Path, *messages: bytes) -> None:
+    """A metadata log for the directory that knows topic `orders`, and what `messages` tell."""
+    with LogStore(orders) as store:
+        topic_id = parse_uuid(store.topic("orders").export_id)
+    write_log(directory / "__cluster_metadata-0", [topic("orders", topic_id), partition(0, topic_id), *messages])

@@ -47,7 +47,9 @@ def take(
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    files.pop("locks/clock", None)  # whoever asks for the time writes it
+    return files
 
 
 @pytest.mark.parametrize("link", [False, True])
