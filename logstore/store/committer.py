@@ -44,7 +44,7 @@ from logstore.store.ends import JointEnds, TopicEnds, read_applied_sequence
 from logstore.store.locks import FileLock
 from logstore.store.origin import note_restored, read_origin
 from logstore.store.placing import place_partitions
-from logstore.store.plan import Plan, TopicPlan, read_plan, write_plan
+from logstore.store.plan import PLAN_FILE, Plan, TopicPlan, read_plan, write_plan
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedFile, TopicTarget
 from logstore.store.store import LogStore
@@ -687,12 +687,25 @@ class Committer:
             try:
                 if any(not row.void for row in self.ledger.find_plan(plan_id)):
                     self._drop_plan(plan_id)
-                else:
+                elif not self._may_be_committed(folder):
                     _remove(self.store, folder)
                     removed.append(plan_id)
             finally:
                 lock.release()
         return removed
+
+    def _may_be_committed(self, folder: str) -> bool:
+        """Whether a plan that no commit names may be one that the ledger has lost: the logs are ahead of the ledger."""
+        if not self._fs.exists(os.path.join(folder, PLAN_FILE)):
+            return False  # it was never decided about
+        for name in self.store.topic_names():
+            try:
+                topic = self.store.topic(name)
+                if self.store.ends(topic).applied_sequence > self.ledger.sequence(topic.id):
+                    return True
+            except (UnknownTopic, CorruptState):
+                return True  # nothing is certain before it is recovered
+        return False
 
 
 def _check_ledger(store: LogStore) -> None:

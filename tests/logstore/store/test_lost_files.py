@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.errors import AppendUnfinished, CorruptState, DamagedLog, StrayDirectory
+from logstore.errors import AppendUnfinished, CorruptState, DamagedLog, LedgerError, StrayDirectory
 from logstore.files import File, OsFileSystem
 from logstore.records.record import Record
 from logstore.store.committer import Committer
@@ -68,6 +68,18 @@ def test_staged_batches_of_a_topic_whose_file_is_gone_are_kept(later: LogStore, 
     later.delete_topic("orders")
     Committer(later).sweep()
     assert not plan.exists()
+
+
+def test_staged_batches_whose_commit_the_ledger_has_lost_are_kept(later: LogStore, root: Path) -> None:
+    later.create_topic("orders")
+    append(later, "orders")
+    append(later, "orders")
+    plans = sorted((root / "staging").glob("*-plan"))
+    assert len(plans) == 2
+    max((root / "ledger" / "commits" / "_delta_log").glob("*.json")).unlink()
+    with contextlib.suppress(LedgerError):
+        Committer(later).sweep()
+    assert sorted((root / "staging").glob("*-plan")) == plans
 
 
 def test_an_append_gives_a_partition_its_metadata_back(
