@@ -472,7 +472,7 @@ def content(root: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.timeout(0 if SOAK else 900)
+@pytest.mark.timeout(0 if SOAK or STORES > 30 else 900)
 def test_recover_costs_what_was_damaged_and_nothing_else(tmp_path: Path, seed: int) -> None:
     kinds: Counter[str] = Counter()
     failures: list[str] = []
