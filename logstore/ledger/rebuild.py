@@ -86,8 +86,7 @@ def _build(
     log = os.path.join(path, LOG_FOLDER)
     table = DeltaTable.create(path, schema, configuration=dict(PROPERTIES))
     newest = max([0, *rows["version"].to_pylist()])
-    name = f"{newest:020d}-{uuid.uuid4().hex}.parquet"
-    size_bytes = write_data(fs, os.path.join(path, name), rows)
+    name, size_bytes = write_data(fs, path, newest, rows)
     table.create_write_transaction(
         [AddAction(name, size_bytes, {}, clock.now_ms(), True, json.dumps({"numRecords": rows.num_rows}))],
         "append",

@@ -28,6 +28,7 @@ from logstore.ledger.table import (
     LOG_FOLDER,
     REBUILT,
     is_whole,
+    parse_data,
     parse_parquet,
 )
 
@@ -106,9 +107,11 @@ def _read_log(fs: FileSystem, found: Salvage) -> _Log:
             break
         found.damage.append(Damage("a checkpoint is damaged", path, is_torn=True))
     _check_hint(fs, found, os.path.join(folder, HINT_NAME), checkpoints)
+    if base >= max([0, *commits]) and base not in commits:  # delta-rs commits to no version without its file
+        found.damage.append(Damage("the commit file of the last checkpoint is missing", _commit_path(folder, base)))
     present = set(commits)
     for version in range(base + 1, max([base, *commits]) + 1):
-        path = os.path.join(folder, f"{version:020d}.json")
+        path = _commit_path(folder, version)
         if version not in present:
             found.is_chained = False
             found.damage.append(Damage("a commit file is missing", path))
@@ -123,6 +126,10 @@ def _read_log(fs: FileSystem, found: Salvage) -> _Log:
     if not found.is_chained:  # a torn checkpoint is no small matter if the commits it sums up are gone
         found.damage = [Damage(each.what, each.file) for each in found.damage]
     return log
+
+
+def _commit_path(folder: str, version: int) -> str:
+    return os.path.join(folder, f"{version:020d}.json")
 
 
 def _check_hint(fs: FileSystem, found: Salvage, path: str, checkpoints: list[int]) -> None:
@@ -216,7 +223,8 @@ def _read_others(fs: FileSystem, found: Salvage, log: _Log, schema: pa.Schema) -
 
 def _rows(fs: FileSystem, path: str, schema: pa.Schema) -> pa.Table | None:
     try:
-        return parse_parquet(_read(fs, path, DATA_FILE_BYTES_MAX)).select(schema.names).cast(schema)
+        rows = parse_data(os.path.basename(path), _read(fs, path, DATA_FILE_BYTES_MAX))
+        return rows.select(schema.names).cast(schema)
     except MemoryError:
         raise
     except (ValueError, KeyError, pa.ArrowException):

@@ -62,6 +62,7 @@ RECOVER = "`duramen recover` rebuilds the ledger from what is left"
 
 COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
 CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_DATA_NAME = re.compile(r"\d{20}-[0-9a-f]{32}-([0-9a-f]{8})\.parquet\Z")
 _STAGED = re.compile(r".+#\d+\Z")  # what a killed delta-rs leaves of a file on its way
 HINT_NAME = "_last_checkpoint"
 LOG_FOLDER = "_delta_log"
@@ -165,7 +166,7 @@ class LedgerTable:
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
         path = os.path.join(self.path, file.name)
         try:
-            return parse_parquet(read_whole(self._fs, path, limit=DATA_FILE_BYTES_MAX), columns)
+            return parse_data(file.name, read_whole(self._fs, path, limit=DATA_FILE_BYTES_MAX), columns)
         except FileNotFoundError:
             raise LedgerError("a data file is missing", file=path, hint=RECOVER) from None
         except ValueError as error:
@@ -209,9 +210,8 @@ class LedgerTable:
         if not isinstance(rows, pa.Table):
             rows = pa.Table.from_pylist([{"version": version} | row for row in rows], schema=self.schema)
         newest = max(rows["version"].to_pylist(), default=version)
-        name = f"{newest:020d}-{uuid.uuid4().hex}.parquet"
+        name, size_bytes = write_data(self._fs, self.path, newest, rows)
         path = os.path.join(self.path, name)
-        size_bytes = write_data(self._fs, path, rows)
         now_ms = self._clock.now_ms()
         stats = json.dumps({"numRecords": rows.num_rows})
         actions: list[AddAction | RemoveAction] = [
@@ -233,6 +233,9 @@ class LedgerTable:
             failure = error
         try:
             winner = self._read_commit(version)
+            if winner is None and not self._fs.exists(self._commit_path(version - 1)):
+                # delta-rs reads a table without it, but does not commit to it.
+                raise LedgerError("the commit file is missing", file=self._commit_path(version - 1), hint=RECOVER)
             if winner is None:
                 raise CommitUnknown(f"no commit {version} came of it: {failure}", file=self.path) from failure
             if name.encode() not in winner:
@@ -487,11 +490,16 @@ def sync_file(fs: FileSystem, path: str) -> None:
         file.close()
 
 
-def write_data(fs: FileSystem, path: str, rows: pa.Table) -> int:
-    """A data file, durable with its name when this returns; its size."""
+def write_data(fs: FileSystem, folder: str, newest: int, rows: pa.Table) -> tuple[str, int]:
+    """A data file whose newest row has version `newest`, durable with its name when this returns; its name and size.
+
+    The name carries the checksum of the file: Parquet's own do not cover its footer.
+    """
     sink = io.BytesIO()
-    pq.write_table(rows, sink, compression="zstd", store_schema=False, write_page_checksum=True)
+    pq.write_table(rows, sink, compression="zstd", store_schema=False)
     data = sink.getvalue()
+    name = f"{newest:020d}-{uuid.uuid4().hex}-{zlib.crc32(data):08x}.parquet"
+    path = os.path.join(folder, name)
     file = fs.open(path, create=True, exclusive=True)
     try:
         file.pwrite(data, 0)
@@ -502,8 +510,8 @@ def write_data(fs: FileSystem, path: str, rows: pa.Table) -> int:
         raise
     finally:
         file.close()
-    fs.fsync_dir(os.path.dirname(path))
-    return len(data)
+    fs.fsync_dir(folder)
+    return name, len(data)
 
 
 def finish_rebuild(fs: FileSystem, path: str) -> bool:
@@ -569,6 +577,14 @@ def is_parquet(data: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def parse_data(name: str, data: bytes, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a data file. Raises ValueError when the bytes are not those that were written under this name."""
+    found = _DATA_NAME.match(name)  # an older release gave names without a checksum
+    if found and zlib.crc32(data) != int(found[1], 16):
+        raise ValueError("the checksum in its name does not match")
+    return parse_parquet(data, columns)
 
 
 def parse_parquet(data: bytes, columns: list[str] | None = None) -> pa.Table:

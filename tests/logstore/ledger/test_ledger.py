@@ -186,7 +186,7 @@ def test_upkeep_that_fails_does_not_fail_the_commit(tmp_path: Path, powered: Any
         {"app_id": None},
         {"batch_id": -1},
         {"batch_id": 1 << 63},
-        {"topics": ()},
+        {"topics": (), "app_id": None, "batch_id": None},
         {"topics": (TopicCommit("id", "t", 0, (0,), (1,)),) * 2},
         {"topics": (TopicCommit("id", "t", -1, (0,), (1,)),)},
         {"topics": (TopicCommit("id", "t", 0, (0, 1), (1,)),)},

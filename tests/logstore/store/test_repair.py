@@ -105,6 +105,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
         checkpointed(root),
         [garble(path) for path in (root / "ledger/commits/_delta_log").glob("*.checkpoint.parquet")],
     ),
+    "commit of the checkpoint removed": lambda root: (checkpointed(root), commit_files(root)[-1].unlink()),
     "data file removed": lambda root: data_files(root)[1].unlink(),
     "newest data file removed": lambda root: data_files(root)[-1].unlink(),
     "data file garbled": lambda root: garble(data_files(root)[-1]),
