@@ -338,6 +338,10 @@ def _run_all(
     def run_one(each: PartitionPlan) -> Run:
         if context.stopping():
             return Run(each, SKIPPED, "the run was told to stop")
+        if not _may_run(each, context.roll_active) and not each.unfinished:
+            run = Run(each, SKIPPED, each.why)  # nothing to do: no lock, and no second look
+            progress.ended(run)
+            return run
         try:
             topic = store.topic(each.topic)
             run = compact_partition(context, topic, each.partition)
