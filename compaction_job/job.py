@@ -43,7 +43,7 @@ from logstore.store.compaction import (
     still_set_aside,
     sweep_runs,
 )
-from logstore.store.maintenance import Retention, retain
+from logstore.store.maintenance import Retention, flush_before_retention, retain
 from logstore.store.registry import Topic
 from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
@@ -395,9 +395,13 @@ def retain_all(
     report: Report,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Retention of every policy, also of partitions whose compaction failed."""
+    """Retention of every policy, also of partitions whose compaction failed. Flushes first: only what is on disk in
+    the logs may go, and what is staged goes with a flush.
+    """
     named = store.topics() if topics is None else [store.topic(name) for name in topics]
     for topic in named:
+        if not stopping():
+            _flush_first(store, topic, report)
         for number in range(topic.partitions):
             if partitions is not None and number not in partitions:
                 continue
@@ -420,6 +424,15 @@ def project(store: LogStore, report: Report) -> None:
         store.project_checkpoints()
     except (DuramenError, OSError) as error:
         report.problems.append(f"Kafka's checkpoint files could not be written: {error}")
+
+
+def _flush_first(store: LogStore, topic: Topic, report: Report) -> None:
+    try:
+        flush_before_retention(store, topic)
+    except LockHeld as error:
+        report.notes.append(f"{topic.name} is flushed by another process: {error.what}")
+    except DuramenError as error:
+        report.problems.append(f"{topic.name} could not be flushed first: {error}")
 
 
 def _done_before(ledger: Ledger, airflow_run_id: str | None) -> set[tuple[str, int]]:

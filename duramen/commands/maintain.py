@@ -391,6 +391,7 @@ def retain(
 ) -> None:
     """Delete segments that retention.ms, retention.bytes or the log start give up."""
     with session.open() as store:
+        from logstore.store.maintenance import flush_before_retention
         from logstore.store.maintenance import retain as retain_partition
         from logstore.store.shared_clock import doubt_of
 
@@ -398,9 +399,17 @@ def retain(
         doubt = doubt_of(store.clock) if now_ms is None else None
         now_ms = store.clock.now_ms() if now_ms is None else now_ms
         results = []
+        if not dry_run:
+            for topic in {topic.id: topic for topic, _ in partitions}.values():
+                flush_before_retention(store, topic)
         with session.progress("retaining", len(partitions)) as step:
             for topic, number in partitions:
-                results.append(retain_partition(store, topic, number, now_ms=now_ms, dry_run=dry_run))
+                found = retain_partition(store, topic, number, now_ms=now_ms, dry_run=True)
+                if not dry_run and found.passes:
+                    found = retain_partition(store, topic, number, now_ms=now_ms)
+                elif not dry_run:
+                    store.sweep_deleted(topic, number, now_ms=now_ms)
+                results.append(found)
                 step(1)
         unknown = {topic.name for topic, _ in partitions if topic.settings_unknown}
         if not dry_run:

@@ -37,21 +37,24 @@ def produce(
     Everything up to 100,000 lines is appended as one, all or none of it.
     """
     from logstore.store.committer import Committer
+    from logstore.store.own_flush import OwnFlush
     from logstore.store.produce import append_table
     from logstore.store.staging import EncodeOptions
 
     with session.open() as store, _lines(file) as lines:
         store.topic(topic)
         committer = None if dry_run else Committer(store)
+        own_flush = None if committer is None else OwnFlush(committer)
         records = size = 0
         ends: dict[int, int] = {}
         with session.progress(f"produce {topic}", None) as step:
             for table in _tables(lines, encoding):
                 records += table.num_rows
                 step(table.num_rows)
-                if committer is None:
+                if committer is None or own_flush is None:
                     continue
                 done = append_table(committer, topic, table, options=EncodeOptions(compression_type=compression))
+                own_flush.appended(done)  # not all of a large file has to lie in staging
                 size += done.bytes
                 ends = dict(enumerate(done.topics[topic].end_offsets))
         if committer is not None and ends:

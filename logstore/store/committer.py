@@ -608,9 +608,9 @@ class Committer:
 
     # --- flush and sweep --------------------------------------------------------------------------------------------
 
-    def flush(self, topic: Topic) -> TopicEnds:
-        """Fsync what was appended, record it, and let the staged files of those commits go."""
-        with self.store.locks.lease(topic.id, what=f"flush {topic.name}"):
+    def flush(self, topic: Topic, *, wait_ms: int | None = None) -> TopicEnds:
+        """Fsync what was appended, record it, and let the staged files of those commits go. Raises LockHeld."""
+        with self.store.locks.lease(topic.id, what=f"flush {topic.name}", wait_ms=wait_ms):
             self.store.check_exists(topic)
             ends = self.settle(topic)
             pending = unflushed_of(ends)

@@ -101,6 +101,22 @@ def retain(
         return Retention(topic.partition(number), log.log_start_offset, passes)
 
 
+def flush_before_retention(store: LogStore, topic: Topic, *, wait_ms: int | None = None) -> None:
+    """Settle and flush the topic if a commit is not wholly in its logs, or not on disk there. Raises LockHeld,
+    DamagedLog, CorruptState.
+    """
+    committer = _committer(store)
+    if committer is None:
+        return
+    ends = store.ends(topic)
+    if (
+        ends.recovery_points != ends.high_watermarks
+        or ends.flushed_sequence != ends.applied_sequence
+        or committer.ledger.sequence(topic.id) != ends.applied_sequence
+    ):
+        committer.flush(topic, wait_ms=wait_ms)
+
+
 def _would_retain(store: LogStore, topic: Topic, number: int, now_ms: int) -> Retention:
     """By the rule and the facts a run goes by; read from the files, because opening a log repairs it."""
     state = store.partition_state(topic, number)

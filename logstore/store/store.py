@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from logstore.store.apps import AppBatch
     from logstore.store.committer import Committed, Committer
     from logstore.store.follow import Followed
+    from logstore.store.own_flush import OwnFlush
 
 #: what a crashed process left in `topics/` or `staging/` is not touched before this age
 _LEFTOVER_MS_MIN = 3_600_000
@@ -137,11 +138,19 @@ class LogStore:
         self.locks = StoreLocks(fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
         self.locks.enter()
         self._committer: Committer | None = None
+        self._own_flush: OwnFlush | None = None
         self._ends: Parsed[TopicEnds] = Parsed()
         self._configs: dict[tuple[tuple[str, str], ...], LogConfig] = {}
 
     def close(self) -> None:
-        self.locks.leave()
+        """Flush what this process appended, as far as nobody else is at it, and give the store up. Idempotent."""
+        own_flush, self._own_flush = self._own_flush, None
+        try:
+            if own_flush is not None:
+                own_flush.rest()
+        finally:
+            self._committer = None
+            self.locks.leave()
 
     def __enter__(self) -> LogStore:
         return self
@@ -575,12 +584,17 @@ class LogStore:
         UnknownTopic, ReplayMismatch, LockHeld, DiskFull.
         """
         from logstore.store.committer import Committer
+        from logstore.store.own_flush import OwnFlush
         from logstore.store.produce import append_table, table_of
 
         if self._committer is None:
             self._committer = Committer(self)
+            self._own_flush = OwnFlush(self._committer)
         table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
-        return append_table(self._committer, topic, table, app=app)
+        committed = append_table(self._committer, topic, table, app=app)
+        assert self._own_flush is not None
+        self._own_flush.appended(committed)
+        return committed
 
     def follow(
         self,
