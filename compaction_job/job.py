@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from os import PathLike, cpu_count
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from compaction_job.estimate import Estimate, estimate_partition
 from compaction_job.tasks import JOB_BYTES
 from logstore.cleaner.cleaner import Engine, LocalEngine
@@ -438,11 +440,8 @@ def _flush_first(store: LogStore, topic: Topic, report: Report) -> None:
 def _done_before(ledger: Ledger, airflow_run_id: str | None) -> set[tuple[str, int]]:
     if airflow_run_id is None:
         return set()
-    return {
-        (run.topic_id or "", run.partition or 0)
-        for run in ledger.runs()
-        if run.airflow_run_id == airflow_run_id and run.result == DONE
-    }
+    mine = (pc.field("airflow_run_id") == airflow_run_id) & (pc.field("result") == DONE)
+    return {(run.topic_id or "", run.partition or 0) for run in ledger.runs(mine)}
 
 
 def _threads(store: LogStore) -> int:

@@ -27,6 +27,7 @@ from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDE
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.ledger import Ledger
+from logstore.ledger.receipts import SUMMARY
 from logstore.partition.losses import lost_offsets
 from logstore.partition.state import PartitionState
 from logstore.store.compaction import (
@@ -96,6 +97,30 @@ class _RunTotals:
     #: runs whose last word is not in yet
     running: set[str] = field(default_factory=set)
 
+    def clear(self) -> None:
+        self.version, self.read_bytes, self.written_bytes = -1, 0, 0
+        for each in (self.results, self.removed, self.running):
+            each.clear()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """A row of a run, or the summary of many."""
+        if row["kind"] == SUMMARY:
+            earlier = json.loads(row["details"] or "{}").get("kinds", {}).get(KIND, {})
+            self.results.update(earlier.get("results", {}))
+            self.removed.update(earlier.get("removed", {}))
+            self.read_bytes += earlier.get("read_bytes", 0)
+            self.written_bytes += earlier.get("written_bytes", 0)
+            return
+        if row["result"] == RUNNING:
+            self.running.add(row["run_id"])
+            return
+        self.running.discard(row["run_id"])
+        self.results[row["result"]] += 1
+        self.removed.update({reason: count for reason, count in row["removed"] or () if count})
+        details = _details(row["details"])
+        self.read_bytes += details.get("read_bytes", 0) if row["result"] == DONE else 0
+        self.written_bytes += details.get("written_bytes", 0)
+
 
 class LedgerFigures:
     """Totals of the ledger, brought up to date with each look; only rows that are new are gone through."""
@@ -114,25 +139,21 @@ class LedgerFigures:
         with self._lock:
             table, totals = self._ledger.runs_table, self._runs
             names = ["version", "run_id", "kind", "result", "removed", "details"]
+            kinds = pc.field("kind").isin([KIND, SUMMARY])
 
             def look() -> tuple[int, list[dict[str, Any]]]:
                 if table.version == totals.version:
                     return table.version, []
-                rows = table.read_all(names)
-                new = rows.filter((pc.field("version") > totals.version) & (pc.field("kind") == KIND))
-                return table.version, new.sort_by("version").to_pylist()
+                rows = table.read_newer(totals.version, names).filter(kinds)
+                return table.version, rows.sort_by("version").to_pylist()
 
             version, rows = table.run(look)
+            if any(row["kind"] == SUMMARY for row in rows) and totals.version >= 0:
+                # Rows were summed up, perhaps some that were never seen here: from the beginning.
+                totals.clear()
+                version, rows = table.run(look)
             for row in rows:
-                if row["result"] == RUNNING:
-                    totals.running.add(row["run_id"])
-                    continue
-                totals.running.discard(row["run_id"])
-                totals.results[row["result"]] += 1
-                totals.removed.update({reason: count for reason, count in row["removed"] or () if count})
-                details = _details(row["details"])
-                totals.read_bytes += details.get("read_bytes", 0) if row["result"] == DONE else 0
-                totals.written_bytes += details.get("written_bytes", 0)
+                totals.add(row)
             totals.version = version
             return totals
 

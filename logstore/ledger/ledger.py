@@ -8,6 +8,7 @@ lease. Replay and fencing look at the transaction log alone. The ledger never lo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ import pyarrow.compute as pc
 
 from logstore.address_space import check_address_space
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.errors import CommitConflict, LedgerError
+from logstore.errors import CommitConflict, DuramenError, InvalidCommit, LedgerError
 from logstore.files import OS_FILES, FileSystem
+from logstore.ledger import receipts
 from logstore.ledger.rows import (
     COMMITS,
     DETAILS_CHARS_MAX,
@@ -47,6 +49,8 @@ COUNTED = "counted:"
 #: when commits were lost of which nobody can say whose they were: an app that is not known may not be new
 APPS_LOST = "apps-lost"
 
+#: so many runs are recorded between two looks at how many there are
+_PRUNE_EVERY = 64
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 
 
@@ -80,6 +84,7 @@ class Ledger:
         # The figures keep the whole directory below 300 files however fast it is written.
         self.commits_table = table("commits", COMMITS, 20, 48)
         self.runs_table = table("runs", RUNS, 10, 12)
+        self._recorded = 0
         self.segments_table = table("segments", SEGMENTS, 10, 12)
 
     def maintain(self) -> None:
@@ -272,14 +277,56 @@ class Ledger:
         for name, number in run.removed.items():
             check_text("reason of a removal", name)
             check_number(name, number)
+        if run.kind == receipts.SUMMARY:
+            raise InvalidCommit(f"no run is of the kind {run.kind!r}")
         row = asdict(run) | {"removed": list(run.removed.items()), "workers": list(run.workers)}
-        return self.runs_table.write(lambda: Change([row]))
+        version = self.runs_table.write(lambda: Change([row]))
+        self._recorded += 1
+        if self._recorded % _PRUNE_EVERY == 1:
+            # What cannot be tidied up now is tidied up later; the run is recorded.
+            with contextlib.suppress(DuramenError, OSError, pa.ArrowException):
+                self.prune_runs()
+        return version
 
-    def runs(self, *, latest: bool = True) -> list[RunRow]:
-        """The runs in the order they were first recorded, each as it was last recorded; or every row."""
+    def runs(self, where: pc.Expression | None = None, *, latest: bool = True) -> list[RunRow]:
+        """The runs in the order they were first recorded, each as it was last recorded; or every row.
+
+        `where` chooses among the rows; what it goes by should be the same in all rows of a run.
+        """
         table = self.runs_table
-        rows = table.run(lambda: [run_row(row) for row in table.read_all().sort_by("version").to_pylist()])
+        chosen = pc.field("kind") != receipts.SUMMARY
+        chosen = chosen if where is None else chosen & where
+        found = table.run(lambda: table.read_all().filter(chosen).sort_by("version").to_pylist())
+        rows = [run_row(row) for row in found]
         return list({row.run_id: row for row in rows}.values()) if latest else rows
+
+    def run_rows(self, columns: Sequence[str], where: pc.Expression) -> pa.Table:
+        """These columns of the rows that `where` chooses by them, oldest first."""
+        table = self.runs_table
+        names = list(dict.fromkeys(["version", *columns]))
+        found: pa.Table = table.run(lambda: table.read_all(names).filter(where).sort_by("version"))
+        return found
+
+    def unfinished_runs(self, kind: str, running: str) -> list[RunRow]:
+        """Runs of a kind whose newest row says `running`."""
+        rows = self.run_rows(["run_id", "kind", "result"], pc.field("kind") == kind)
+        last = dict(zip(rows["run_id"].to_pylist(), rows["result"].to_pylist(), strict=True))
+        ids = [run_id for run_id, result in last.items() if result == running]
+        return self.runs(pc.field("run_id").isin(ids)) if ids else []
+
+    def prune_runs(self) -> None:
+        """Sum up receipts that nobody needs one by one, when there are many of them; see `receipts`."""
+        table = self.runs_table
+        count = table.run(lambda: sum(file.rows for file in table.files()))
+        if count < receipts.ROWS_MIN:
+            return
+        summary = self.run_rows(["kind", "details"], pc.field("kind") == receipts.SUMMARY)["details"].to_pylist()
+        if receipts.is_due(count, receipts.kept_before(summary[-1] if summary else None)):
+            table.write(
+                lambda: Change(
+                    receipts.pruned(table.read_all(), version=table.version + 1), removes=tuple(table.files())
+                )
+            )
 
     def replace_segments(self, topic_id: str, partition: int, segments: Sequence[SegmentRow]) -> int:
         """Put these statistics in place of all the partition had."""

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError
@@ -177,6 +178,13 @@ class LedgerTable:
         names = columns or self.schema.names
         empty = pa.schema([self.schema.field(name) for name in names]).empty_table()
         return pa.concat_tables([empty] + [self.read(file, names).cast(empty.schema) for file in self.files()])
+
+    def read_newer(self, version: int, columns: list[str]) -> pa.Table:
+        """Rows above `version`, from the files that can hold any; `columns` include the version."""
+        empty = pa.schema([self.schema.field(name) for name in columns]).empty_table()
+        newer = [file for file in self.files() if int(file.name[:20]) > version]
+        rows = pa.concat_tables([empty] + [self.read(file, columns).cast(empty.schema) for file in newer])
+        return rows.filter(pc.field("version") > version)
 
     # --- writing ------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import pyarrow.compute as pc
+
 from logstore.cleaner.cleaner import Engine, plan_pass, run_pass
 from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.eligibility import (
@@ -392,17 +394,22 @@ def failures_of(store: LogStore, ledger: Ledger) -> dict[tuple[str, int], SetAsi
     """Partitions whose last pass failed, with when they are tried again."""
     base_ms = store.broker_config.duramen_cleaner_retry_ms
     found: dict[tuple[str, int], SetAside] = {}
-    for run in ledger.runs():
-        if run.kind != KIND or run.topic_id is None or run.partition is None:
+    names = ("topic_id", "partition", "result", "reason", "ended_ms")
+    ended = (pc.field("kind") == KIND) & pc.field("result").isin([FAILED, DONE])
+    rows = ledger.run_rows(["kind", *names], ended)
+    failed = rows.filter(pc.field("result") == FAILED)
+    keys = set(zip(failed["topic_id"].to_pylist(), failed["partition"].to_pylist(), strict=True))
+    for topic_id, number, result, reason, ended_ms in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        key = (topic_id, number)
+        if key not in keys or topic_id is None or number is None:
             continue
-        key = (run.topic_id, run.partition)
-        if run.result == FAILED:
-            failures = found[key].failures + 1 if key in found else 1
-            failed_ms = run.ended_ms or 0
-            wait_ms = min(base_ms * 2 ** min(failures - 1, 30), _RETRY_MS_MAX)
-            found[key] = SetAside(run.reason, failures, failed_ms, failed_ms + wait_ms)
-        elif run.result == DONE:
+        if result == DONE:
             found.pop(key, None)
+            continue
+        failures = found[key].failures + 1 if key in found else 1
+        failed_ms = ended_ms or 0
+        wait_ms = min(base_ms * 2 ** min(failures - 1, 30), _RETRY_MS_MAX)
+        found[key] = SetAside(reason, failures, failed_ms, failed_ms + wait_ms)
     return found
 
 
@@ -661,14 +668,14 @@ def sweep_runs(store: LogStore) -> list[str]:
 def abandon_runs(ledger: Ledger, store: LogStore) -> list[str]:
     """Close the rows of runs that were killed: what they left undone is planned anew. Returns their ids."""
     closed = []
-    for run in ledger.runs():
-        if run.kind != KIND or run.result != RUNNING or run.topic_id is None or run.partition is None:
+    for run in ledger.unfinished_runs(KIND, RUNNING):
+        if run.topic_id is None or run.partition is None:
             continue
         try:
             with store.locks.maintenance(run.topic_id, run.partition, what="look for killed runs", wait_ms=0):
                 # It may have ended since the ledger was read; its receipt must stand.
-                now = next((each for each in ledger.runs() if each.run_id == run.run_id), run)
-                if now.result != RUNNING:
+                now = ledger.runs(pc.field("run_id") == run.run_id)
+                if now and now[-1].result != RUNNING:
                     continue
                 ledger.record_run(
                     replace(run, result=ABANDONED, reason="its process is gone", ended_ms=store.clock.now_ms())

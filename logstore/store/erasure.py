@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from logstore.cleaner.filter import ABORTED, TOMBSTONE
 from logstore.cleaner.versions import Order
@@ -389,8 +390,9 @@ class _Search:
                 erasure.places.append(Place(kind, path, number, 0, None, holds, goes, goes_ms, unreadable=True))
 
     def result(self) -> list[Erasure]:
-        runs = [] if self._ledger is None else self._ledger.runs()
         topic = self._topic
+        done = (pc.field("topic_id") == topic.id) & (pc.field("kind") == KIND) & (pc.field("result") == DONE)
+        runs = [] if self._ledger is None else self._ledger.runs(done)
         for erasure in self._found:
             if not erasure.erased:
                 continue

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from compaction_job.job import Report, retain_all
+from compaction_job.metrics import LedgerFigures
+from logstore.ledger import Ledger, RunRow, receipts
+from logstore.ledger import ledger as ledger_module
 from logstore.records.record import Record
 from logstore.store import own_flush
 from logstore.store.committer import Committer
+from logstore.store.compaction import DONE, FAILED, KIND, RUNNING, failures_of
 from logstore.store.store import LogStore
 
 
@@ -79,3 +85,57 @@ def test_retention_flushes_first_and_so_leaves_neither_logs_nor_staging(tmp_path
         assert report.problems == []
         assert staged(store) == 0
         assert store.log_bytes(topic, 0) <= 10_000 + 4_000
+
+
+# --- receipts --------------------------------------------------------------------------------------------------------
+
+
+def run_row(number: int, partition: int, **more: object) -> RunRow:
+    fields = {"result": DONE, "started_ms": number, "ended_ms": number, "topic_id": "t", "topic": "orders"}
+    details = json.dumps({"read_bytes": 10, "written_bytes": 3})
+    return replace(
+        RunRow(f"run-{number}", KIND, partition=partition, removed={"superseded": 2}, details=details),
+        **{**fields, **more},  # type: ignore[arg-type]
+    )
+
+
+def totals(store: LogStore, ledger: Ledger) -> tuple[dict[str, int], dict[str, int], int, int]:
+    found = LedgerFigures(store, ledger).runs()
+    return dict(found.results), dict(found.removed), found.read_bytes, found.written_bytes
+
+
+def test_receipts_are_bounded_and_what_proofs_and_counters_need_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "ROWS_MIN", 60)
+    monkeypatch.setattr(ledger_module, "_PRUNE_EVERY", 5)
+    with LogStore(tmp_path / "store", create=True) as store:
+        ledger = Ledger(store.layout.ledger)
+        watching = LedgerFigures(store, ledger)
+        ledger.record_run(run_row(0, 1, removed={"tombstone": 7, "superseded": 1}))
+        ledger.record_run(run_row(1, 2, result=RUNNING, ended_ms=None, removed={}))
+        ledger.record_run(run_row(2, 3, result=FAILED, reason="broken", removed={}))
+        for number in range(3, 150):
+            ledger.record_run(run_row(number, 1, result=RUNNING, ended_ms=None, removed={}))
+            ledger.record_run(run_row(number, 1))
+            if number % 20 == 0:
+                watching.runs()
+        rows = ledger.runs_table.run(lambda: ledger.runs_table.read_all().num_rows)
+        assert rows < 130, "147 runs of two rows each"
+        kept = {run.run_id for run in ledger.runs()}
+        assert {"run-0", "run-1", "run-2", *(f"run-{number}" for number in range(142, 150))} <= kept
+        expected = ({DONE: 148, FAILED: 1}, {"superseded": 1 + 2 * 147, "tombstone": 7}, 10 * 148, 3 * 149)
+        assert totals(store, ledger) == expected, "the counters go on"
+        seen = watching.runs()
+        assert (dict(seen.results), dict(seen.removed), seen.read_bytes, seen.written_bytes) == expected
+        assert set(failures_of(store, ledger)) == {("t", 3)}
+        assert [run.run_id for run in ledger.unfinished_runs(KIND, RUNNING)] == ["run-1"]
+
+
+def test_what_failed_and_then_worked_is_not_set_aside(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "store", create=True) as store:
+        ledger = Ledger(store.layout.ledger)
+        for number, (partition, result) in enumerate([(0, FAILED), (1, FAILED), (0, DONE), (1, FAILED), (2, DONE)]):
+            ledger.record_run(run_row(number, partition, result=result, reason=f"r{number}"))
+        found = failures_of(store, ledger)
+        assert {key: (each.failures, each.reason) for key, each in found.items()} == {("t", 1): (2, "r3")}
