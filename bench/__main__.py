@@ -25,6 +25,7 @@ PARTS = {
     "scan": "bench.scan",
     "memory": "bench.memory",
     "startup": "bench.startup",
+    "growth": "bench.growth",
     "compaction": "bench.compaction",
     "sink": "bench.spark_sink",
     "source": "bench.spark_source",

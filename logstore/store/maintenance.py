@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from logstore.store.committer import Committer
 
 
+_ENDS_EVERY = 64
+
+
 @dataclass(frozen=True, slots=True)
 class RetainedBy:
     """What one pass of retention removed, or would remove."""
@@ -247,7 +250,9 @@ def recover(
                     result = published(result, number, log)
             report.notes += notes
             report.repaired += repaired[number]
-            if known.ends is not None and not dry_run:
+            # All of them lie in one file: not written again for each of many partitions.
+            is_last = number == chosen[-1]
+            if known.ends is not None and not dry_run and (is_last or len(reports) % _ENDS_EVERY == 0):
                 store.write_ends(topic, result)
             reports.append(report)
             done(report)
