@@ -31,6 +31,7 @@ from logstore.errors import (
 from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.deletion import mark_deleted, sweep_deleted
+from logstore.partition.few_files import FewFiles
 from logstore.partition.flusher import Flusher
 from logstore.partition.losses import clipped
 from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin, ProducerState
@@ -214,6 +215,8 @@ class PartitionLog:
         Without `manual_high_watermark` the high watermark follows the log end, as on a broker that is its only
         replica.
         """
+        if not long_lived:
+            fs = FewFiles(fs)  # a log of many segments has more files than a process may open
         state = None
         notes = []
         if state_path is not None:

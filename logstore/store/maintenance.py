@@ -218,7 +218,7 @@ def recover(
             notes.append(f"not everything that is staged could be appended: {error}")
     known = _known_ends(store, topic, committer, notes)
     chosen = list(range(topic.partitions)) if numbers is None or known.ends is None else numbers
-    reports = []
+    reports: list[Recovery] = []
     with contextlib.ExitStack() as held:
         held.enter_context(store.locks.maintenance_of(topic.id, sorted(set(chosen)), what=what))
         for number in chosen:
