@@ -16,7 +16,7 @@ from logstore.files import File, FileStat, FileSystem
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-OPEN_MAX = 48
+OPEN_MAX = 24
 
 
 class FewFiles:
