@@ -24,11 +24,12 @@ def staged(store: LogStore) -> int:
     return len(os.listdir(store.layout.staging))
 
 
-def test_a_writer_without_a_daemon_flushes_its_own(tmp_path: Path) -> None:
+def test_a_writer_without_a_daemon_flushes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_flush, "COMMITS_MAX", 8)
     with LogStore(tmp_path / "store", create=True) as store:
         topic = store.create_topic("orders", partitions=2)
         most = 0
-        for number in range(3 * own_flush.COMMITS_MAX):
+        for number in range(3 * 8):
             store.append("orders", [Record(b"k%d" % number, b"v", -1)])
             most = max(most, staged(store))
         assert most <= own_flush.COMMITS_MAX
@@ -72,19 +73,19 @@ def test_a_flush_that_finds_the_topic_taken_fails_no_append(tmp_path: Path, monk
 
 def test_retention_flushes_first_and_so_leaves_neither_logs_nor_staging(tmp_path: Path) -> None:
     with LogStore(tmp_path / "store", create=True) as store:
-        configs = {"cleanup.policy": "delete", "retention.bytes": 10_000, "segment.bytes": 4_000}
+        configs = {"cleanup.policy": "delete", "retention.bytes": 5_000, "segment.bytes": 2_000}
         topic = store.create_topic("orders", configs=configs)
         committer = Committer(store)
         from logstore.store.produce import append_table, table_of
 
-        for _ in range(50):
+        for _ in range(20):
             append_table(committer, "orders", table_of([Record(b"k", b"v" * 1_000, -1)]))
-        assert staged(store) == 50
+        assert staged(store) == 20
         report = Report("r", "local", store.clock.now_ms())
         retain_all(store, None, None, store.clock.now_ms(), report)
         assert report.problems == []
         assert staged(store) == 0
-        assert store.log_bytes(topic, 0) <= 10_000 + 4_000
+        assert store.log_bytes(topic, 0) <= 5_000 + 2_000
 
 
 # --- receipts --------------------------------------------------------------------------------------------------------
@@ -107,7 +108,8 @@ def totals(store: LogStore, ledger: Ledger) -> tuple[dict[str, int], dict[str, i
 def test_receipts_are_bounded_and_what_proofs_and_counters_need_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receipts, "ROWS_MIN", 60)
+    monkeypatch.setattr(receipts, "ROWS_MIN", 16)
+    monkeypatch.setattr(receipts, "KEPT_EACH", 3)
     monkeypatch.setattr(ledger_module, "_PRUNE_EVERY", 5)
     with LogStore(tmp_path / "store", create=True) as store:
         ledger = Ledger(store.layout.ledger)
@@ -115,16 +117,17 @@ def test_receipts_are_bounded_and_what_proofs_and_counters_need_stays(
         ledger.record_run(run_row(0, 1, removed={"tombstone": 7, "superseded": 1}))
         ledger.record_run(run_row(1, 2, result=RUNNING, ended_ms=None, removed={}))
         ledger.record_run(run_row(2, 3, result=FAILED, reason="broken", removed={}))
-        for number in range(3, 150):
-            ledger.record_run(run_row(number, 1, result=RUNNING, ended_ms=None, removed={}))
+        for number in range(3, 24):
+            if number % 3 == 0:
+                ledger.record_run(run_row(number, 1, result=RUNNING, ended_ms=None, removed={}))
             ledger.record_run(run_row(number, 1))
-            if number % 20 == 0:
+            if number % 8 == 0:
                 watching.runs()
         rows = ledger.runs_table.run(lambda: ledger.runs_table.read_all().num_rows)
-        assert rows < 130, "147 runs of two rows each"
+        assert rows < 20, "of 31"
         kept = {run.run_id for run in ledger.runs()}
-        assert {"run-0", "run-1", "run-2", *(f"run-{number}" for number in range(142, 150))} <= kept
-        expected = ({DONE: 148, FAILED: 1}, {"superseded": 1 + 2 * 147, "tombstone": 7}, 10 * 148, 3 * 149)
+        assert {"run-0", "run-1", "run-2", *(f"run-{number}" for number in range(21, 24))} <= kept
+        expected = ({DONE: 22, FAILED: 1}, {"superseded": 1 + 2 * 21, "tombstone": 7}, 10 * 22, 3 * 23)
         assert totals(store, ledger) == expected, "the counters go on"
         seen = watching.runs()
         assert (dict(seen.results), dict(seen.removed), seen.read_bytes, seen.written_bytes) == expected
