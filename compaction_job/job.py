@@ -47,11 +47,16 @@ from logstore.store.compaction import (
 )
 from logstore.store.maintenance import Retention, flush_before_retention, retain
 from logstore.store.registry import Topic
+from logstore.store.segment_counts import SegmentCounts
 from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+#: partitions whose counts are recorded together
+_COUNTS_EVERY = 64
 
 
 @dataclass(slots=True)
@@ -256,12 +261,16 @@ def compact(
                 in_parallel=inside > 1 or (spark is not None and not bounded),
                 job_bytes=job_bytes,
                 airflow_run_id=airflow_run_id,
+                counts=SegmentCounts(ledger, every=_COUNTS_EVERY),
                 failures=aside,
                 stopping=stopping,
                 started=progress.started,
                 swapped=progress.swapped,
             )
-            report.runs += _run_all(context, opened, wanted, side_by_side, progress)
+            try:
+                report.runs += _run_all(context, opened, wanted, side_by_side, progress)
+            finally:
+                _write_counts(context, report)
             if retention and not stopping():
                 retain_all(opened, topics, partitions, now, report, stopping)
             sweep_runs(opened)
@@ -275,6 +284,14 @@ def compact(
 def _side_by_side(plans: Sequence[PartitionPlan], at_once: int, roll_active: bool = False) -> int:
     """How many passes are made at once, which share the run's map memory and rate."""
     return max(min(at_once, sum(_may_run(each, roll_active) for each in plans)), 1)
+
+
+def _write_counts(context: Context, report: Report) -> None:
+    try:
+        if context.counts is not None:
+            context.counts.write()
+    except (DuramenError, OSError) as error:
+        report.problems.append(f"the counts of segments could not be recorded: {error}")
 
 
 def _may_run(each: PartitionPlan, roll_active: bool) -> bool:

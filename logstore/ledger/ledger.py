@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -330,20 +330,29 @@ class Ledger:
 
     def replace_segments(self, topic_id: str, partition: int, segments: Sequence[SegmentRow]) -> int:
         """Put these statistics in place of all the partition had."""
-        check_text("topic id", topic_id)
+        return self.replace_segments_of({(topic_id, partition): segments})
+
+    def replace_segments_of(self, partitions: Mapping[tuple[str, int], Sequence[SegmentRow]]) -> int:
+        """The same for several partitions, by topic id and number, in one commit."""
+        for topic_id, _ in partitions:
+            check_text("topic id", topic_id)
         table = self.segments_table
 
         def prepare() -> Change:
-            mine = (pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)
             removes, rest = [], [SEGMENTS.empty_table()]
             for file in table.files():
                 rows = table.read(file).cast(SEGMENTS)
-                others = rows.filter(~mine)
+                keys = zip(rows["topic_id"].to_pylist(), rows["partition"].to_pylist(), strict=True)
+                others = rows.filter(pa.array([key not in partitions for key in keys], pa.bool_()))
                 if others.num_rows < rows.num_rows:
                     removes.append(file)
                     rest.append(others)
-            mark = {"version": table.version + 1, "topic_id": topic_id, "partition": partition}
-            rows = pa.Table.from_pylist([mark | asdict(segment) for segment in segments], schema=SEGMENTS)
+            new = [
+                {"version": table.version + 1, "topic_id": topic_id, "partition": number} | asdict(segment)
+                for (topic_id, number), segments in partitions.items()
+                for segment in segments
+            ]
+            rows = pa.Table.from_pylist(new, schema=SEGMENTS)
             return Change(pa.concat_tables([*rest, rows]), removes=tuple(removes))
 
         return table.write(prepare)

@@ -37,7 +37,7 @@ from logstore.cleaner.work import Cleaned, CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig, Source
 from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted
-from logstore.ledger import Ledger, RunRow, SegmentRow
+from logstore.ledger import Ledger, RunRow
 from logstore.partition.roll import max_segment_ms
 from logstore.partition.state import PartitionState, SegmentEntry, read_state
 from logstore.partition.swap import finish_swap
@@ -47,6 +47,7 @@ from logstore.records.table import CODEC_MASK
 from logstore.segment.names import FileKind, file_name
 from logstore.store.locks import FileLock
 from logstore.store.registry import Topic
+from logstore.store.segment_counts import SegmentCounts
 from logstore.store.store import LogStore
 from logstore.topic import TopicPartition
 
@@ -497,6 +498,8 @@ class Context:
     in_parallel: bool = False
     job_bytes: int = 0
     airflow_run_id: str | None = None
+    #: where the counts of segments go; each pass writes its own without
+    counts: SegmentCounts | None = None
     failures: Mapping[tuple[str, int], SetAside] = field(default_factory=dict)
     stopping: Callable[[], bool] = lambda: False
     started: Callable[[PartitionPlan], None] = lambda _: None
@@ -575,7 +578,7 @@ def _compact_locked(context: Context, topic: Topic, number: int, what: str) -> R
         )
         return Run(plan, ABANDONED if stopped else FAILED, str(failed), run_id, rolled=rolled, error=failed)
     context.ledger.record_run(finished_row(row, report, plan, store.clock.now_ms()))
-    _record_segments(context.ledger, store, topic, number, report, run_id)
+    (context.counts or SegmentCounts(context.ledger)).add(store, topic, number, report, run_id)
     return Run(plan, DONE, plan.why, run_id, report, rolled)
 
 
@@ -759,28 +762,6 @@ def report_details(report: PassReport) -> dict[str, object]:
         "index_seconds": round(report.index_seconds, 3),
         "next_horizon_ms": report.next_horizon_ms,
     }
-
-
-def _record_segments(
-    ledger: Ledger, store: LogStore, topic: Topic, number: int, report: PassReport, run_id: str
-) -> None:
-    """True counts of the segments the pass went through; what it did not touch keeps the row it had."""
-    listed = {s.base_offset for s in store.partition_state(topic, number).segments}
-    known = {row.base_offset: row for row in ledger.segments(topic.id, number) if row.base_offset in listed}
-    for done in report.cleaned:
-        for at, segment in enumerate(done.segments):
-            if segment.base_offset not in listed:
-                continue
-            before = known.get(segment.base_offset)
-            known[segment.base_offset] = SegmentRow(
-                segment.base_offset,
-                segment.size_bytes,
-                segment.records,
-                done.keys if done.keys is not None and len(done.segments) == 1 else segment.records,
-                done.counts.tombstones if at == 0 else 0,  # known of the group as a whole
-                run_id if done.changed or before is None else before.run_id,
-            )
-    ledger.replace_segments(topic.id, number, [known[base] for base in sorted(known)])
 
 
 def describe_run(run: Run) -> dict[str, object]:

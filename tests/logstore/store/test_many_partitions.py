@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections import Counter
@@ -16,11 +15,12 @@ import pytest
 from logstore.files import OsFileSystem
 from logstore.store import staging
 from logstore.store.committer import Committer
+from logstore.store.produce import append_table
 from logstore.store.store import LogStore
 from logstore.store.tails import PartitionTail, TopicTails, decode_tail, encode_tail
 
 ROOT = Path(__file__).resolve().parents[3]
-PARTITIONS = 600
+PARTITIONS = 300
 
 
 def rows(count: int, partitions: int, tag: bytes = b"v") -> pa.Table:
@@ -136,36 +136,48 @@ def test_a_tail_file_of_an_older_release_is_removed_when_the_end_was_looked_for(
     assert store.ends(topic).high_watermarks[0] == 2
 
 
-COMMANDS = (
-    ("topics", "list"),
-    ("topics", "describe", "wide"),
-    ("offsets", "wide"),
-    ("explain",),
-    ("verify",),
-    ("retain",),
-    ("compact", "--force"),
-    ("recover",),
-    ("backup", "COPY"),
-    ("topics", "delete", "wide", "--yes"),
-)
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+from compaction_job.job import Report, compact, plan, retain_all
+from logstore.store.backup import backup
+from logstore.store.maintenance import recover
+from logstore.store.store import LogStore
+
+with LogStore(sys.argv[1]) as store:
+    topic = store.topic("wide")
+    plan(store)
+    report = compact(None, store, force=True, roll_active=False)
+    assert not report.problems and not report.failed, report
+    backup(store, sys.argv[2])
+    assert not any(found.found_damage for found in recover(store, topic))
+    store.project_checkpoints()
+    for name in store.topic_names():
+        store.delete_topic(name)
+"""
 
 
-@pytest.mark.timeout(300)
-def test_no_command_needs_more_than_256_open_files(store: LogStore, tmp_path: Path) -> None:
-    store.append("wide", rows(2 * PARTITIONS, PARTITIONS))
-    store.close()
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-
-    for command in COMMANDS:
-        arguments = [str(tmp_path / "copy") if word == "COPY" else word for word in command]
-        done = subprocess.run(
-            [sys.executable, "-m", "duramen", "--store", store.path, *arguments],
-            cwd=ROOT,
-            preexec_fn=limited,
-            capture_output=True,
-            text=True,
-            timeout=250,
+def test_nothing_needs_more_open_files_because_there_are_many_partitions_or_segments(tmp_path: Path) -> None:
+    """With a lock file a partition, or the files of every segment open, 100 descriptors are not enough."""
+    with LogStore(tmp_path / "store", create=True) as store:
+        store.create_topic("wide", partitions=110)
+        store.append("wide", rows(110, 110))
+        store.create_topic("long", configs={"segment.bytes": 200})
+        long = (
+            rows(60, 1)
+            .append_column("pad", [[b"x" * 60] * 60])
+            .drop_columns(["value"])
+            .rename_columns(["key", "partition", "value"])
         )
-        assert done.returncode == 0, (command, done.stdout[-500:], done.stderr[-2000:])
+        append_table(Committer(store), "long", long, options=staging.EncodeOptions(batch_size=100))
+        assert len(store.partition_state(store.topic("long"), 0).segments) == 60
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_FILES, str(tmp_path / "store"), str(tmp_path / "copy")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with LogStore(tmp_path / "copy") as copy:
+        assert copy.ends(copy.topic("wide")).high_watermarks == (1,) * 110
