@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from logstore.partition.losses import Range, merged, subtract, without
 from logstore.partition.quarantine import QuarantinedRegion, keep_aside
 from logstore.partition.state import Loss, PartitionState, SegmentEntry, SwapNote, write_state
 from logstore.partition.swap import replace_segments
+from logstore.records.header import read_header
 from logstore.records.native import address_of, kernels
 from logstore.segment.batches import Chunk, read_batches
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name, parse_file_name
@@ -454,10 +456,32 @@ class _Planner:
         segment = self._segment_for(piece) if fits else None
         if segment is None:
             return missing
+        self._make_room(segment, piece)
         segment.pieces.append(piece)
         segment.rewrite = True
         self._plan.refilled.append((source, piece.first_offset, piece.end_offset))
         return subtract(missing, [(piece.first_offset, piece.end_offset)])
+
+    def _make_room(self, segment: SegmentSalvage, wanted: Piece) -> None:
+        """Part the stretch of the file that has the wanted batch's gap in it: batches before, and batches after."""
+        for at, piece in enumerate(segment.pieces):
+            if piece.epoch is not None or not piece.first_offset < wanted.first_offset < piece.end_offset:
+                continue
+            file = self._fs.open(piece.path)
+            try:
+                position, end = piece.position, piece.first_offset
+                while (header := read_header(file, position, piece.end)) is not None:
+                    if header.last_offset >= wanted.first_offset:
+                        break
+                    position, end = header.end_position, header.next_offset
+            finally:
+                file.close()
+            if header is not None and position > piece.position:
+                segment.pieces[at : at + 1] = [
+                    replace(piece, end=position, end_offset=end),
+                    replace(piece, position=position, first_offset=max(header.begin_offset, wanted.end_offset)),
+                ]
+            return
 
     def _segment_for(self, piece: Piece) -> SegmentSalvage | None:
         for segment in reversed(self._plan.segments):
@@ -601,6 +625,8 @@ def _outputs(partition: Partition, segment: SegmentSalvage) -> list[tuple[int, l
     limit_bytes = max(partition.config.segment_bytes, segment.scan.size_bytes if segment.scan else 0)
     outputs: list[tuple[int, list[Piece]]] = [(segment.base_offset, [])]
     size_bytes = 0
+    for before, after in pairwise(segment.pieces):
+        assert before.end_offset <= after.first_offset, f"{before} and {after} overlap"
     for piece in _joined(segment.pieces):
         base, pieces = outputs[-1]
         too_far = piece.end_offset - 1 - base > RELATIVE_OFFSET_MAX

@@ -210,7 +210,8 @@ def recover(
     notes: list[str] = []
     wanted = range(topic.partitions) if numbers is None else numbers
     repaired = {number: repair_partition(store, topic, number, dry_run=dry_run) for number in wanted}
-    committer = _committer(store)
+    # Opening a ledger sets aside what is torn; a dry run leaves a damaged one alone.
+    committer = _committer(store) if not dry_run or _has_sound_ledger(store) else None
     if committer is not None and not dry_run:
         try:
             committer.settle_topic(topic)  # what is staged still need not be lost
@@ -315,6 +316,12 @@ def _committer(store: LogStore) -> Committer | None:
         return Committer(store) if store.fs.exists(store.layout.ledger) else None
     except LedgerError:
         return None  # `repair` says what is wrong with it
+
+
+def _has_sound_ledger(store: LogStore) -> bool:
+    from logstore.store.repair import examine
+
+    return store.fs.exists(store.layout.ledger) and examine(store, deep=False).sound
 
 
 def _applied(rows: Sequence[CommitRow], ends: TopicEnds) -> int:

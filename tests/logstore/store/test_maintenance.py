@@ -264,6 +264,26 @@ def test_recovery_makes_damaged_state_anew(store: LogStore, orders: Topic, read_
     assert read_all(store, "orders") == before
 
 
+@pytest.mark.parametrize("position", [0, 200, 700])
+def test_a_batch_that_was_mended_in_quarantine_goes_back_between_its_neighbours(
+    store: LogStore, orders: Topic, read_all: ReadAll, position: int
+) -> None:
+    before = read_all(store, "orders")
+    path = Path(first_log(store, orders, 0, at=1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+    (report,) = recover(store, orders, [0])
+    assert report.losses
+    (region,) = (Path(each) for each in report.quarantined)
+    begin = int(region.name.split("-")[-1])
+    region.write_bytes(whole[begin : begin + region.stat().st_size])
+    (again,) = recover(store, orders, [0], readmit=True)
+    assert not again.found_damage
+    assert read_all(store, "orders") == before
+    assert store.partition_state(orders, 0).losses == ()
+    assert path.read_bytes() == whole
+
+
 def test_what_an_older_version_set_aside_is_put_back(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
     """It cut at the first bad batch, moved all later segments to quarantine, and began an empty one at the end."""
     before = read_all(store, "orders")
