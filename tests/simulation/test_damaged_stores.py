@@ -360,7 +360,7 @@ def check(made: Made, done: Done, planned: Answer, recovered: Answer, intact: di
             assert must <= found.keys(), f"{key}: intact records are gone: {sorted(must - found.keys())}"
             lost = log.records.keys() - found.keys()
             ranges = recovered.losses(key)
-            # Without a version, or a topic's file, nothing more is looked at; without a ledger nobody knows what is staged.
+            # Without a version, or a topic's file, no more is looked at; without a ledger nobody knows what is staged.
             if not ledger and not touched(done, "version") and not touched(done, "topics"):
                 assert ranges == planned.losses(key), f"{key}: the dry run said {planned.losses(key)}"
             named = {offset for low, high, _ in ranges for offset in range(low, high)}
