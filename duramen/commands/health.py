@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Any
 from duramen.session import time_text
 
 if TYPE_CHECKING:
-    from logstore.store.repair import StoreReport
     from logstore.store.store import LogStore
+    from logstore.store.store_report import StoreReport
+
+
+def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
+    """What is wrong with the store as a whole; the ledger's libraries are loaded only where there is one to look at."""
+    from logstore.store.store_report import StoreReport, is_unwritten
+
+    if is_unwritten(store):
+        return StoreReport()
+    from logstore.store.repair import examine
+
+    return examine(store, deep=deep)
 
 
 def origin_document(store: LogStore) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.health import print_store, store_document
+from duramen.commands.health import examined, print_store, store_document
 from duramen.commands.offsets import Topics, chosen_topics
 from duramen.losses import loss_documents, loss_text, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
@@ -15,8 +15,8 @@ from duramen.session import DAMAGE, bad_usage, key_values, print_table, session,
 if TYPE_CHECKING:
     from logstore.store.maintenance import Recovery
     from logstore.store.registry import Topic
-    from logstore.store.repair import StoreReport
     from logstore.store.store import LogStore
+    from logstore.store.store_report import StoreReport
     from logstore.store.strays import Stray
     from logstore.store.topic_repair import TopicRepair
     from logstore.store.verify import Verification
@@ -51,11 +51,10 @@ def verify(topics: Topics = None, partition: Partition = None) -> None:
     """Check every committed byte: checksums, order, indexes, segment lists, the ledger. Changes nothing; exit 3 on
     damage.
     """
-    from logstore.store.repair import examine
     from logstore.store.strays import find_strays
 
     with session.open() as store:
-        whole = examine(store)
+        whole = examined(store)
         strays = find_strays(store, topics)
         results = _verify_all(store, _partitions(store, topics, partition, tolerant=True))
     _answer_verify(results, strays, {}, whole)

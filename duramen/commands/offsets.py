@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.health import origin_document, origin_text, print_store, store_document
+from duramen.commands.health import examined, origin_document, origin_text, print_store, store_document
 from duramen.losses import loss_documents, losses_of, print_losses
 from duramen.session import bad_usage, print_pairs, print_table, session, size_text, time_text
 
@@ -90,9 +90,7 @@ def _offsets(store: LogStore, topic: Topic, number: int, at_ms: int | None) -> d
 def describe(topics: Topics = None) -> None:
     """Show topics with every setting in force and its source, and what each partition holds."""
     with session.open() as store:
-        from logstore.store.repair import examine
-
-        whole = examine(store, deep=False)
+        whole = examined(store, deep=False)
         origin = origin_document(store)
         ledger = _ledger(store) if whole.sound else None
         documents = [_describe(store, topic, ledger) for topic in chosen_topics(store, topics)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,29 +27,11 @@ from logstore.store.origin import read_origin
 from logstore.store.plan import Plan, read_plan
 from logstore.store.reconstruct import Applied, Reconstruction, reconstruct
 from logstore.store.store import LogStore
+from logstore.store.store_report import StoreReport
 from logstore.store.verify import Finding
 from logstore.store.version import looks_like_a_store, read_version, write_version
 
 _PLAN_SUFFIX = "-plan"
-
-
-@dataclass(slots=True)
-class StoreReport:
-    """What is wrong with the store as a whole, and what was done about it, or would be."""
-
-    findings: list[Finding] = field(default_factory=list)
-    actions: list[str] = field(default_factory=list)
-    #: what nobody can know any more
-    lost: list[str] = field(default_factory=list)
-
-    @property
-    def sound(self) -> bool:
-        return not self.findings
-
-    def add(self, other: StoreReport) -> None:
-        self.findings += other.findings
-        self.actions += other.actions
-        self.lost += other.lost
 
 
 @dataclass(slots=True)
