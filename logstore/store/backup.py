@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,6 +36,8 @@ from logstore.store.trees import copy_file, is_directory, remove_tree
 from logstore.store.version import write_version
 from logstore.topic import TopicPartition
 
+#: partitions copied side by side; each has a few files open
+_THREADS = 4
 _DELTA_LOG = "_delta_log"
 _LAST_CHECKPOINT = "_last_checkpoint"
 
@@ -122,11 +125,11 @@ def _copy(store: LogStore, target: Layout, link: bool, progress: Callable[[int],
                 committer.flush(topic)  # so that little is left to do under the leases
         taken_ms = store.clock.now_ms()
         moments, ledger_bytes = _moment(store, committer, topics, target, what)
-        partitions = [
-            _copy_partition(store, target, moment, number, link, progress)
-            for moment in moments
-            for number in range(moment.topic.partitions)
-        ]
+        wanted = [(moment, number) for moment in moments for number in range(moment.topic.partitions)]
+        with ThreadPoolExecutor(_THREADS) as pool:  # a copy waits for the disk most of the time
+            partitions = list(
+                pool.map(lambda each: _copy_partition(store, target, each[0], each[1], link, progress), wanted)
+            )
     registry = TopicRegistry(fs, target)
     for moment in moments:
         # Every copied byte is on disk: nothing is left to flush, and no staged file is needed.
