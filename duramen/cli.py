@@ -23,6 +23,7 @@ from duramen.commands.offsets import describe, offsets
 from duramen.commands.produce import get, produce
 from duramen.commands.restore import restore
 from duramen.commands.schedule import schedule
+from duramen.commands.set_aside import set_aside
 from duramen.commands.transfer import export, import_
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, Output, session
 from duramen.terminal import json_text, printable, safe_streams
@@ -74,6 +75,7 @@ app.command("prove-erased")(prove_erased)
 app.command()(dump)
 app.command()(verify)
 app.command()(recover)
+app.command("set-aside")(set_aside)
 app.command()(retain)
 app.command("delete-records")(delete_records)
 app.command("import")(import_)

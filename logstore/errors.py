@@ -325,6 +325,10 @@ class AppendUnfinished(DuramenError):
     """A committed batch that could not be appended; it stands, and the next writer of its topics finishes it."""
 
 
+class UnappliablePlan(DamagedLog):
+    """A committed batch that cannot be appended as it was staged; `duramen set-aside` is the way out."""
+
+
 class HistoryCompacted(DuramenError):
     """Compaction has thinned the moment that was asked for; `earliest` has the first exact offset of each partition."""
 

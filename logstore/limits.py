@@ -33,5 +33,13 @@ class Limits:
     #: a checkpoint, snapshot, metadata or state file
     side_file_bytes: int = 256 * MIB
 
+    @property
+    def written_batch_bytes(self) -> int:
+        """The largest batch to write, before compression: whoever appends, reads or compacts it later must be able to
+        hold it, also after it was compressed anew with another codec.
+        """
+        largest = min(self.batch_bytes, self.read_buffer_bytes, self.decompressed_bytes)
+        return largest - largest // 64  # packing what cannot be packed makes it a little larger
+
 
 DEFAULT_LIMITS = Limits()

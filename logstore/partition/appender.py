@@ -21,6 +21,7 @@ from logstore.partition.roll import jitter_ms, max_segment_ms
 from logstore.partition.snapshot import write_snapshot
 from logstore.partition.state import PartitionState, SegmentEntry
 from logstore.partition.tail import Tail
+from logstore.partition.unsynced import marking_unsynced
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
 from logstore.records.native import address_of, kernels
 from logstore.records.table import LAST_OFFSET, SIZE
@@ -67,16 +68,19 @@ class Appender:
         now_ms: int,
         limits: Limits,
         leader_epoch: int | None = None,
+        state_path: str | None = None,
     ) -> None:
         """Cut the log to `tail`, where `end_offset` is next. Raises DamagedLog when the files end before it.
 
-        The leader epoch is read from its checkpoint unless it is given.
+        The leader epoch is read from its checkpoint unless it is given. `state_path` names the partition, should a sync
+        fail.
         """
         self._fs = fs
         self._directory = directory
         self._partition = partition
         self._config = config
         self._state = state
+        self._state_path = state_path
         self._now_ms = now_ms
         self._limits = limits
         self.end_offset = end_offset
@@ -186,7 +190,8 @@ class Appender:
         base_offset = self.end_offset
         if old.base_offset != base_offset:
             old.seal()
-            old.time_index.flush()  # the last entry: if the rest is flushed already, no flush to come looks here
+            with marking_unsynced(self._fs, self._state_path):
+                old.time_index.flush()  # the last entry: if the rest is flushed already, no flush to come looks here
             self._rolled.append(_entry(old))
         old.close(clean=False)
         for kind in SEGMENT_KINDS:
@@ -198,6 +203,12 @@ class Appender:
             path = os.path.join(self._directory, file_name(base_offset, FileKind.SNAPSHOT))
             write_snapshot(self._fs, path, (), sync=False)  # as a log without producers has it; synced by the flush
         self._list_changed = True
+
+    def go_on_at(self, offset: int) -> None:
+        """Let the log end at `offset`, above its last record: a segment begins there, which says so."""
+        self.end_offset = offset
+        if self._active.base_offset != offset:
+            self._roll()
 
     def finish(self) -> tuple[Tail, PartitionState | None]:
         """Close the files; returns the new tail and, if the list changed, the state that is to be written."""

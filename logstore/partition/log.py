@@ -49,8 +49,10 @@ from logstore.partition.roll import (
 )
 from logstore.partition.state import PartitionState, SegmentEntry, read_state, write_state
 from logstore.partition.swap import finish_swap
+from logstore.partition.unsynced import clear_unsynced, is_unsynced, marking_unsynced, rewrite
 from logstore.partition.validation import (
     check_columns,
+    check_readable,
     check_sizes,
     client_batches,
     codec_level,
@@ -141,6 +143,7 @@ class PartitionLog:
         manual_high_watermark: bool,
         randomness: random.Random,
         told_recovery_point: int,
+        unsynced: bool = False,
     ) -> None:
         self.directory = directory
         self.partition = partition
@@ -178,6 +181,8 @@ class PartitionLog:
         self._active.jitter_ms = draw_jitter_ms(config, randomness)
         if long_lived:
             self._active.activate(preallocate_bytes=config.segment_bytes if config.preallocate else 0)
+        if unsynced:
+            self._write_again()
         self._flush_what_was_found()
         self._place_state(clean=loaded.report.clean)
         self._save_state()
@@ -224,9 +229,12 @@ class PartitionLog:
                 state = read_state(fs, state_path, limits=limits)
             except CorruptState as error:
                 notes.append(f"state file rebuilt: {error}")
+        if state is not None and state_path is not None and not clean:
+            fs.fsync_dir(os.path.dirname(state_path))  # a killed process may not have: all that follows goes by it
         state = state or _unknown_state(fs, directory, log_start_offset)
         if state.swap is not None and state_path is not None:
             state = finish_swap(fs, directory, state_path, state)
+        unsynced = state_path is not None and is_unsynced(fs, state_path)
         told_recovery_point = recovery_point
         if state.recovery_point_max is not None:
             recovery_point = min(recovery_point, state.recovery_point_max)
@@ -237,7 +245,7 @@ class PartitionLog:
             config=config,
             clock=clock,
             limits=limits,
-            clean=clean,
+            clean=clean and not unsynced,
             recovery_point=recovery_point,
             log_start_offset=max(log_start_offset, state.log_start_offset),
             producer_expiration_ms=producer_expiration_ms,
@@ -261,6 +269,7 @@ class PartitionLog:
             manual_high_watermark=manual_high_watermark,
             randomness=randomness or random.Random(),
             told_recovery_point=told_recovery_point,
+            unsynced=unsynced,
         )
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -426,7 +435,13 @@ class PartitionLog:
         options = BatchOptions(
             codec_id=codec_id,
             level=codec_level(self.config, codec_id) if codec_id else None,
-            batch_bytes=min(batch_bytes, self.config.max_message_bytes, self.config.segment_bytes),
+            batch_bytes=min(
+                batch_bytes,
+                self.config.max_message_bytes,
+                self.config.segment_bytes,
+                self._limits.written_batch_bytes,
+            ),
+            batch_bytes_max=self._limits.written_batch_bytes,
             default_timestamp_ms=now_ms,
         )
         buffer_bytes = max(_BUFFER_BYTES, 4 * options.batch_bytes)
@@ -475,6 +490,7 @@ class PartitionLog:
             table = batches.table
             if not len(table):
                 continue
+            check_readable(table, self._limits, self.partition)
             if first_offset < 0:
                 base = int(table[0, BASE_OFFSET])
                 first_offset = base if base >= 0 else int(table[0, LAST_OFFSET])
@@ -667,7 +683,8 @@ class PartitionLog:
         else:
             old.seal()
             if self._recovery_point >= base_offset:
-                old.flush()  # no flush to come looks below the recovery point, nor does recovery
+                with marking_unsynced(self._fs, self._state_path):
+                    old.flush()  # no flush to come looks below the recovery point, nor does recovery
             self._producers.update_map_end_offset(base_offset)
             # Written before the data it describes is synced; a power cut leaves it unreadable at worst, and the log is
             # replayed.
@@ -727,10 +744,28 @@ class PartitionLog:
 
     def _flush(self, up_to: int) -> None:
         try:
-            self._sync(up_to)
+            with marking_unsynced(self._fs, self._state_path):
+                self._sync(up_to)
         except OSError as error:
             self._broken = self._broken or f"flush: {error}"
             raise
+
+    def _write_again(self) -> None:
+        """After a failed fsync: what was just checked is written once more, and only then a sync is believed.
+
+        Indexes above the recovery point were rebuilt already.
+        """
+        assert self._state_path is not None
+        for at, segment in enumerate(self._segments):
+            following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else INT64_MAX
+            if following > self._recovery_point:
+                first = segment.find_batch(self._recovery_point)
+                if first is not None:
+                    rewrite(segment.log, first.position, segment.size_bytes)
+                with marking_unsynced(self._fs, self._state_path):
+                    segment.flush()
+        self._flush(self._log_end)
+        clear_unsynced(self._fs, self._state_path)
 
     def _sync(self, up_to: int) -> None:
         if up_to > self._recovery_point:
@@ -851,7 +886,8 @@ class PartitionLog:
             self._fs.fsync_dir(self.directory)
         self._active.truncate_to(offset)
         self._active.trim_log()
-        self._active.log.fsync()
+        with marking_unsynced(self._fs, self._state_path):
+            self._active.log.fsync()
         if not self._active.size_bytes:
             self._active.created_ms = self._clock.now_ms()
         if self._long_lived:
@@ -1067,7 +1103,8 @@ class PartitionLog:
                 self._active.seal()
                 self._producers.update_map_end_offset(self._log_end)
                 self._producers.take_snapshot()
-                self._active.flush()
+                with marking_unsynced(self._fs, self._state_path):
+                    self._active.flush()
                 self._flush(self._log_end)
                 self._fs.fsync_dir(self.directory)
                 self._save_state(closed=True)

@@ -40,17 +40,19 @@ class PartitionReader:
         state_path: str,
         high_watermark: Callable[[], int],
         last_stable_offset: Callable[[], int] | None = None,
+        recovery_point: Callable[[], int] | None = None,
         fs: FileSystem = OS_FILES,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """`high_watermark` is asked anew for every view; read_committed needs `last_stable_offset` where transactions
-        may be open.
+        may be open. `recovery_point` says what is staged still, should it be damaged.
         """
         self.partition = partition
         self._directory = directory
         self._state_path = state_path
         self._high_watermark = high_watermark
         self._last_stable_offset = last_stable_offset
+        self._recovery_point = recovery_point
         self._fs = fs
         self._limits = limits
         self._open: dict[int, LogSegment] = {}
@@ -164,12 +166,12 @@ class PartitionReader:
                 missing = error.filename
             except OffsetOutOfRange:
                 raise
-            except DamagedLog:
+            except DamagedLog as error:
                 if looks >= _LOOKS_MAX:
-                    raise
+                    raise self._with_way_out(error, position) from error.__cause__
             looks = 0 if position > before else looks + 1
             if looks > _LOOKS_MAX:
-                raise DamagedLog(
+                damaged = DamagedLog(
                     f"nothing readable at {position}, below the high watermark {end}",
                     partition=self.partition,
                     file=missing or self._directory,
@@ -177,10 +179,17 @@ class PartitionReader:
                     offset=position,
                     hint="Run `duramen recover`",
                 )
+                raise self._with_way_out(damaged, position)
             if looks:
                 time.sleep(_LOOK_AGAIN_S)
             view = self.view(committed=committed)
             view.check(position)
+
+    def _with_way_out(self, error: DamagedLog, position: int) -> DamagedLog:
+        """Above the recovery point nothing is lost: the staged files are still there."""
+        if self._recovery_point is not None and position >= self._recovery_point():
+            error.hint = "The records are still in staging; the next flush, or `duramen recover`, puts them back"
+        return error
 
     def _list_is_current(self) -> bool:
         return self.state().generation == self._generation

@@ -24,6 +24,8 @@ _NAME = "duramen-partition-state"
 _VERSION = 1
 #: what JSON takes in memory for a byte of text, at worst; a file within the limit stays within it parsed
 _MEMORY_FACTOR = 32
+#: one segment of the list as text: an offset, a size and a time
+_ENTRY_BYTES_MAX = 19 + 10 + 20 + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,11 @@ def _natural(value: object) -> int:
     if type(value) is not int or not 0 <= value <= INT64_MAX:
         raise ValueError(f"{value!r} is not a number from 0 to 2^63-1")
     return value
+
+
+def segments_max(limits: Limits) -> int:
+    """How many segments a state file lists at most; beyond that nobody would read it."""
+    return limits.side_file_bytes // _MEMORY_FACTOR // _ENTRY_BYTES_MAX
 
 
 def read_state(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) -> PartitionState | None:

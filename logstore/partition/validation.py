@@ -77,6 +77,17 @@ def check_sizes(table: BatchTable, config: LogConfig, partition: object) -> None
         )
 
 
+def check_readable(table: BatchTable, limits: Limits, partition: object) -> None:
+    """Raises RecordTooLarge for a batch, as stored, that is larger than a read buffer may become."""
+    largest = int(table[:, SIZE].max()) if len(table) else 0
+    if largest > limits.read_buffer_bytes:
+        raise RecordTooLarge(
+            f"a batch of {largest} bytes; a read buffer may have {limits.read_buffer_bytes}",
+            partition=partition,
+            hint="Send smaller records",
+        )
+
+
 def check_timestamps(smallest_ms: int, largest_ms: int, config: LogConfig, now_ms: int, partition: object) -> None:
     """Raises InvalidTimestamp for a create time too old or too far ahead; -1 is nobody's business."""
     if smallest_ms >= 0 and now_ms - smallest_ms > config.message_timestamp_before_max_ms:
@@ -109,18 +120,35 @@ def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: in
             known = known[known != NO_TIMESTAMP]
         if len(known):
             check_timestamps(int(known.min()), int(known.max()), config, now_ms, partition)
-    if codec_id == 0 and columns.count and _most_bytes(columns) + HEADER_BYTES + 7 > config.max_message_bytes:
-        sizes = np.diff(columns.keys.offsets[: columns.count + 1]) + np.diff(
-            columns.values.offsets[: columns.count + 1]
+    largest = _largest_row(columns, config.max_message_bytes) if codec_id == 0 else None
+    if largest is not None:
+        raise RecordTooLarge(
+            f"row {largest[0]} has {largest[1]} bytes of key and value; "
+            f"max.message.bytes is {config.max_message_bytes}",
+            partition=partition,
+            hint="Send smaller records, or raise max.message.bytes of the topic",
         )
-        row = int(np.argmax(sizes))
-        if int(sizes[row]) + HEADER_BYTES + 7 > config.max_message_bytes:
-            raise RecordTooLarge(
-                f"row {row} has {int(sizes[row])} bytes of key and value; "
-                f"max.message.bytes is {config.max_message_bytes}",
-                partition=partition,
-                hint="Send smaller records, or raise max.message.bytes of the topic",
-            )
+
+
+def check_rows(columns: Columns, batch_bytes_max: int, partition: object) -> None:
+    """Raises RecordTooLarge for a row that no reader could hold, whatever the topic allows and however it is packed."""
+    largest = _largest_row(columns, batch_bytes_max)
+    if largest is not None:
+        raise RecordTooLarge(
+            f"row {largest[0]} has {largest[1]} bytes of key and value; the largest batch that can be read has "
+            f"{batch_bytes_max} bytes before compression, whatever max.message.bytes says",
+            partition=partition,
+            hint="Send smaller records",
+        )
+
+
+def _largest_row(columns: Columns, limit: int) -> tuple[int, int] | None:
+    """The row with the most bytes, and how many, if a batch of it alone is above the limit."""
+    if not columns.count or _most_bytes(columns) + HEADER_BYTES + 7 <= limit:
+        return None
+    sizes = np.diff(columns.keys.offsets[: columns.count + 1]) + np.diff(columns.values.offsets[: columns.count + 1])
+    row = int(np.argmax(sizes))
+    return (row, int(sizes[row])) if int(sizes[row]) + HEADER_BYTES + 7 > limit else None
 
 
 def _most_bytes(columns: Columns) -> int:

@@ -27,6 +27,7 @@ from logstore.records.record import NO_TIMESTAMP
 from logstore.records.table import (
     CODEC_MASK,
     CONTROL_BIT,
+    COUNT,
     CRC,
     DELETE_HORIZON_BIT,
     HEADER_BYTES,
@@ -54,6 +55,8 @@ class BatchOptions:
     level: int | None = None
     batch_bytes: int = BATCH_BYTES
     batch_records: int = INT32_MAX
+    #: no batch may be larger before compression: a reader could not hold it
+    batch_bytes_max: int = INT32_MAX
     default_timestamp_ms: int = NO_TIMESTAMP
     log_append_time: bool = False
     transactional: bool = False
@@ -136,7 +139,7 @@ class Encoder:
         if self.compresses:
             room = None
         least = 0
-        while block[slots.E_ROW] < count:
+        while (first_row := int(block[slots.E_ROW])) < count:
             out = self._buffer if room is None else room(least)
             block[slots.E_OUT] = address_of(out)
             block[slots.E_OUT_CAPACITY] = len(out)
@@ -152,9 +155,21 @@ class Encoder:
             least = 0
             size = int(block[slots.E_OUT_SIZE])
             table = self._table[:made]
+            self._check_sizes(table, first_row, selection)
             yield self._compress(table) if self.compresses else EncodedBatches(out[:size], table)
         self._next_offset = int(block[slots.E_BASE_OFFSET])
         self._next_sequence = int(block[slots.E_BASE_SEQUENCE])
+
+    def _check_sizes(self, table: BatchTable, first_row: int, selection: npt.NDArray[np.int64] | None) -> None:
+        limit = self._options.batch_bytes_max
+        if len(table) and int(table[:, SIZE].max()) > limit:
+            number = int(np.argmax(table[:, SIZE]))
+            row = first_row + int(table[:number, COUNT].sum())
+            raise RecordTooLarge(
+                f"row {row if selection is None else int(selection[row])} needs a batch of "
+                f"{int(table[number, SIZE])} bytes before compression; the largest that can be read is {limit}",
+                hint="Send smaller records",
+            )
 
     def _compress(self, table: BatchTable) -> EncodedBatches:
         """Same batches with compressed payloads, packed side by side."""

@@ -202,6 +202,7 @@ def _append(batch: _Batch, number: int, known: PartitionTail) -> tuple[Tail, int
         tail=known.tail,
         end_offset=known.end_offset,
         leader_epoch=known.leader_epoch,
+        state_path=store.layout.partition_state(topic.id, number),
         now_ms=batch.plan.now_ms,
         limits=store.limits,
     )

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field, replace
 
 from logstore.config import format_value
 from logstore.errors import (
+    AppendTooLarge,
     AppendUnfinished,
+    BufferLimit,
     CommitConflict,
     CommitUnknown,
+    CorruptBatch,
     CorruptState,
     DamagedLog,
     DiskFull,
@@ -29,28 +32,30 @@ from logstore.errors import (
     LockHeld,
     MissingBatches,
     TopicChanged,
+    UnappliablePlan,
     UnknownTopic,
 )
 from logstore.files import each_side_by_side, read_whole
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
 from logstore.ledger.table import REBUILT
-from logstore.partition.appender import tail_of
 from logstore.partition.checkpoint import partition_metadata
-from logstore.partition.log import PartitionLog
+from logstore.partition.state import read_state, segments_max
+from logstore.partition.unsynced import is_unsynced, marking_unsynced
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, SEGMENT_KINDS, FileKind, file_name
-from logstore.store.apply import apply_partition, apply_partitions, numbers_of
+from logstore.store.apply import apply_partitions, numbers_of
 from logstore.store.apps import AppBatch, is_replay
 from logstore.store.ends import JointEnds, TopicEnds, read_applied_sequence
 from logstore.store.locks import FileLock
 from logstore.store.origin import note_restored, read_origin
 from logstore.store.placing import place_partitions
 from logstore.store.plan import PLAN_FILE, Plan, TopicPlan, read_plan, write_plan
+from logstore.store.redo import committed_plan, cut_short, first_damage, restore_partition, unflushed
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedFile, TopicTarget
 from logstore.store.store import LogStore
-from logstore.store.tails import PartitionTail
 from logstore.store.trees import remove_tree
 
+_SEGMENTS_LOOK = 1000  # a batch that makes fewer segments is not looked at
 _OWNER_FILE = "owner"
 _ROOM_FACTOR = 1.1  # indexes and rounding beside the batches themselves
 #: a folder that no process owns belongs to a batch write, whose driver process comes and goes
@@ -126,7 +131,14 @@ class Committer:
     def target(self, name: str) -> TopicTarget:
         """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
         topic = self.store.topic(name)
-        return TopicTarget(topic.name, topic.id, topic.partitions, self.store.log_config(topic), topic.config_version)
+        return TopicTarget(
+            topic.name,
+            topic.id,
+            topic.partitions,
+            self.store.log_config(topic),
+            topic.config_version,
+            self.store.limits.written_batch_bytes,
+        )
 
     def check_replay(self, app: AppBatch) -> bool:
         """Whether the batch is committed already. Raises ReplayMismatch when it cannot be this app's next."""
@@ -203,6 +215,10 @@ class Committer:
             stable = {} if stable_offsets is None else {t.id: stable_offsets(t, ends[t.id]) for t in topics.values()}
             plan = self._plan(staging, files, topics, ends, app, stable)
             self._check_room(plan)
+            self._check_segments(plan, files)
+            for topic_plan in plan.topics:
+                topic = topics[topic_plan.topic_id]
+                self._check_whole(topic, list(numbers_of(topic_plan)), ends[topic.id])
             for topic_plan in plan.topics:  # a directory that is not ours must be known before the commit
                 self._place(topics[topic_plan.topic_id], numbers_of(topic_plan))
             write_plan(self._fs, staging.folder, plan)
@@ -247,7 +263,7 @@ class Committer:
                     self._apply(plan, topics[topic_plan.topic_id], apply_many, placed=True)
                 for at, topic_plan in enumerate(plan.topics):
                     topic = topics[topic_plan.topic_id]
-                    self._publish(topic, ends[topic.id], topic_plan, _joint(plan.topics[at + 1 :]))
+                    self.publish(topic, ends[topic.id], topic_plan, _joint(plan.topics[at + 1 :]))
             except Exception as error:
                 raise AppendUnfinished(
                     f"the batch is committed (plan {plan.plan_id}), but appending it failed: {error}",
@@ -391,6 +407,28 @@ class Committer:
                 hint="Nothing was committed; make room and run the batch again",
             )
 
+    def _check_segments(self, plan: Plan, files: Sequence[StagedFile]) -> None:
+        """A segment list that no state file holds must not come of it."""
+        bytes_of: dict[tuple[str, int], int] = {}
+        for count in (count for file in files for count in file.counts):
+            key = (count.topic_id, count.partition)
+            bytes_of[key] = bytes_of.get(key, 0) + count.bytes
+        segment_bytes = {topic.topic_id: topic.log_config().segment_bytes for topic in plan.topics}
+        for (topic_id, number), size in bytes_of.items():
+            segments = 2 * size // segment_bytes[topic_id] + 1  # two neighbours hold one's worth at least
+            if segments < _SEGMENTS_LOOK:
+                continue
+            path = self.store.layout.partition_state(topic_id, number)
+            state = read_state(self._fs, path, limits=self.store.limits)
+            most = segments_max(self.store.limits)
+            if segments + len(state.segments if state else ()) > most:
+                raise AppendTooLarge(
+                    f"about {segments} segments of {segment_bytes[topic_id]} bytes would come of the batch; "
+                    f"a partition has at most {most}",
+                    partition=f"partition {number}",
+                    hint="Raise segment.bytes of the topic, or send smaller batches",
+                )
+
     def _apply(self, plan: Plan, topic: Topic, apply_many: ApplyMany | None, *, placed: bool = False) -> None:
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
@@ -418,7 +456,7 @@ class Committer:
         except OSError:  # whatever it is: the long way says
             return False
 
-    def _publish(
+    def publish(
         self, topic: Topic, ends: TopicEnds, plan: TopicPlan, joint: Mapping[str, JointEnds] | None = None
     ) -> TopicEnds:
         """Readers see the batch from here on; who reads several topics, in those of `joint` too."""
@@ -479,11 +517,19 @@ class Committer:
             ends = replace(ends, applied_sequence=row.sequence)
             self.store.write_ends(topic, ends)
             return ends
-        plan = self._committed_plan(topic, row)
+        plan = committed_plan(self.store, topic, row)
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
-        self._apply(plan, topic, None)
-        return self._publish(topic, ends, topic_plan, self._append_to_others(topic, plan))
+        try:
+            self._apply(plan, topic, None)
+        except (AppendTooLarge, BufferLimit, CorruptBatch, CorruptState, UnappliablePlan) as error:
+            raise UnappliablePlan(
+                f"commit {row.sequence} of topic {topic.name} cannot be appended: {error}",
+                file=self.store.layout.plan(row.plan_id),
+                hint="Nothing can be appended to the topic before; `duramen set-aside` appends what can be read of "
+                "the batch and records the rest as lost",
+            ) from error
+        return self.publish(topic, ends, topic_plan, self._append_to_others(topic, plan))
 
     def _append_to_others(self, topic: Topic, plan: Plan) -> dict[str, JointEnds]:
         """Append what a plan has for other topics, and all that comes before it there; returns how far they are then.
@@ -526,85 +572,38 @@ class Committer:
             plans = []
             for row in self.ledger.commits_after(topic.id, ends.applied_sequence):
                 if row.sequence <= sequence and not row.void:
-                    plan = self._committed_plan(topic, row)
+                    plan = committed_plan(self.store, topic, row)
                     self._apply(plan, topic, None)
                     plans.append(plan)
             return plans
-
-    def _committed_plan(self, topic: Topic, row: CommitRow) -> Plan:
-        """Raises DamagedLog when it is gone, CorruptState when it is not the one that was committed."""
-        folder = self.store.layout.plan(row.plan_id)
-        try:
-            plan = read_plan(self._fs, folder, limits=self.store.limits)
-        except FileNotFoundError:
-            raise DamagedLog(
-                f"the staged files of commit {row.sequence} of topic {topic.name} are gone before they were appended",
-                file=folder,
-                hint="The store is from an older copy, or was copied while it was written. `duramen recover` takes "
-                "what the logs hold and goes on behind the rest",
-            ) from None
-        mine = plan.topic(topic.id)
-        if mine is None or (mine.sequence, mine.base_offsets, mine.end_offsets) != (
-            row.sequence,
-            row.base_offsets,
-            row.end_offsets,
-        ):
-            raise CorruptState(f"the plan is not what commit {row.sequence} of topic {topic.name} names", file=folder)
-        return plan
 
     def _repaired(self, topic: Topic, ends: TopicEnds) -> TopicEnds:
         """After a power cut: take back what is damaged above the recovery points, and apply those plans again."""
         with self.store.tails(topic) as tails:
             damaged = tails.not_of_this_boot(unflushed_of(ends))
-        if not damaged:
-            return ends
-        rows = [
-            row
-            for row in self.ledger.commits_after(topic.id, ends.flushed_sequence)
-            if not row.void and row.sequence <= ends.applied_sequence
-        ]
-        for number in damaged:
-            # A row from before the topic was widened has nothing for a partition that came later.
-            self._repair(topic, number, ends, [row for row in rows if number < len(row.end_offsets)])
+        self._restore(topic, damaged, ends)
         return ends
 
-    def _repair(self, topic: Topic, number: int, ends: TopicEnds, rows: Sequence[CommitRow]) -> None:
-        """`rows` are the commits that were applied and not flushed since."""
-        self.store.place_partition(topic, topic.partition(number), wait_ms=0)
-        with self.store.locks.partition(topic.id, number, what=f"check {topic.name}-{number}"):
-            log = self.store.open_log(
-                topic,
-                number,
-                clean=False,
-                recovery_point=ends.recovery_points[number],
-                # what lies above is in staging still
-                keep_offset=ends.recovery_points[number],
+    def _restore(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
+        rows = unflushed(self.ledger, topic, ends) if numbers else []
+        for number in numbers:
+            restore_partition(self.store, topic, number, ends, rows)
+
+    def _check_whole(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
+        """Before a commit: logs that lost bytes since they were appended to get them back from staging.
+
+        Raises DamagedLog where they were flushed, so that nothing is committed behind a hole.
+        """
+        short = cut_short(self.store, topic, numbers, ends)
+        if not short:
+            return
+        self._restore(topic, [number for number in short if _is_unflushed(ends, number)], ends)
+        for number in cut_short(self.store, topic, short, ends):
+            raise DamagedLog(
+                f"the log is shorter than what was flushed of it, up to offset {ends.recovery_points[number]}",
+                partition=topic.partition(number),
+                hint="Run `duramen recover`",
             )
-            try:
-                recovery_point = ends.recovery_points[number]
-                if log.log_end_offset < recovery_point:
-                    raise DamagedLog(
-                        f"flushed up to {recovery_point}, but the log ends at {log.log_end_offset}",
-                        partition=topic.partition(number),
-                        offset=log.log_end_offset,
-                        hint="`duramen recover` goes on behind the loss",
-                    )
-                sound_end = _dense_end(log, recovery_point)
-                intact = ends.flushed_sequence
-                end = rows[0].base_offsets[number] if rows else recovery_point
-                for row in rows:
-                    if row.end_offsets[number] > sound_end:
-                        break
-                    intact, end = row.sequence, row.end_offsets[number]
-                log.truncate_to(end)
-            finally:
-                log.close()
-            tail = PartitionTail.of_now(intact, end, tail_of(log.segments[-1]))
-            with self.store.tails(topic) as tails:
-                tails.write(number, tail)
-        for row in rows:
-            if row.sequence > intact:
-                apply_partition(self.store, self._committed_plan(topic, row), topic, number)
 
     # --- flush and sweep --------------------------------------------------------------------------------------------
 
@@ -616,7 +615,7 @@ class Committer:
             pending = unflushed_of(ends)
             if not pending and ends.flushed_sequence == ends.applied_sequence:
                 return ends
-            self._sync_all(topic, pending, ends)
+            self._make_durable(topic, pending, ends)
             flushed = replace(ends, recovery_points=ends.high_watermarks, flushed_sequence=ends.applied_sequence)
             if not self.store.replace_ends(topic, ends, flushed):
                 return self.store.ends(topic)  # the lease was lost meanwhile: whoever has it flushes
@@ -626,25 +625,57 @@ class Committer:
             self._drop_plan(plan_id)
         return flushed
 
-    def _sync_all(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
-        each_side_by_side(lambda number: self._sync(topic, number, ends.recovery_points[number]), numbers)
+    def _make_durable(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
+        """Read back and sync what was appended; what is not sound comes from staging once more.
 
-    def _sync(self, topic: Topic, number: int, recovery_point: int) -> None:
+        The redo log goes after this, so nothing is taken on trust: neither the bytes in the logs, nor an fsync that
+        comes after one that failed.
+        """
+        unsound: list[int] = []
+
+        def sync(number: int) -> None:
+            if not self._synced(topic, number, ends):
+                unsound.append(number)
+
+        each_side_by_side(sync, numbers)
+        self._restore(topic, sorted(unsound), ends)
+        for number in unsound:
+            if not self._synced(topic, number, ends):
+                damage = first_damage(self.store, topic, number, ends)
+                raise DamagedLog(
+                    f"the staged files did not mend the log: {damage.reason if damage else 'its sync failed before'}",
+                    partition=topic.partition(number),
+                    offset=damage.offset if damage else ends.recovery_points[number],
+                    hint="The staged files stay; see `duramen verify`",
+                )
+
+    def _synced(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
+        """Fsync the partition; False, with nothing synced, where what would be synced is not what was committed."""
+        state_path = self.store.layout.partition_state(topic.id, number)
+        if is_unsynced(self._fs, state_path) or first_damage(self.store, topic, number, ends) is not None:
+            return False
+        self._sync(topic, number, ends.recovery_points[number], state_path)
+        return True
+
+    def _sync(self, topic: Topic, number: int, recovery_point: int, state_path: str) -> None:
         directory = self.store.layout.partition(topic.partition(number))
         bases = [segment.base_offset for segment in self.store.partition_state(topic, number).segments]
         for at, base in enumerate(bases):
             if at + 1 < len(bases) and bases[at + 1] <= recovery_point:
                 continue
             for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
-                self._sync_file(os.path.join(directory, file_name(base, kind)))
-        self._sync_file(os.path.join(directory, LEADER_EPOCH_CHECKPOINT))  # the first append does not wait for it
-        self._fs.fsync_dir(directory)
+                self._sync_file(os.path.join(directory, file_name(base, kind)), state_path)
+        # the first append does not wait for it
+        self._sync_file(os.path.join(directory, LEADER_EPOCH_CHECKPOINT), state_path)
+        with marking_unsynced(self._fs, state_path):
+            self._fs.fsync_dir(directory)
 
-    def _sync_file(self, path: str) -> None:
+    def _sync_file(self, path: str, state_path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             file = self._fs.open(path)
             try:
-                file.fsync()
+                with marking_unsynced(self._fs, state_path):
+                    file.fsync()
             finally:
                 file.close()
 
@@ -723,6 +754,10 @@ def _check_ledger(store: LogStore) -> None:
             )
 
 
+def _is_unflushed(ends: TopicEnds, number: int) -> bool:
+    return ends.recovery_points[number] < ends.high_watermarks[number]
+
+
 def unflushed_of(ends: TopicEnds) -> list[int]:
     """Partitions with published records that may not be on disk."""
     pairs = zip(ends.recovery_points, ends.high_watermarks, strict=True)
@@ -731,22 +766,6 @@ def unflushed_of(ends: TopicEnds) -> list[int]:
 
 def _joint(plans: Iterable[TopicPlan]) -> dict[str, JointEnds]:
     return {plan.topic_id: JointEnds(plan.sequence, plan.end_offsets) for plan in plans}
-
-
-def _dense_end(log: PartitionLog, offset: int) -> int:
-    """Where offsets from `offset` on have their first gap.
-
-    Recovery takes a gap for compaction, but nothing above the recovery point was compacted: there it is a loss.
-    """
-    if offset < log.log_start_offset:
-        return offset
-    for segment in log.segments:
-        first = segment.find_batch(offset)
-        for header in segment.headers(first.position) if first is not None else ():
-            if header.begin_offset != offset:
-                return offset
-            offset = header.next_offset
-    return offset
 
 
 def _remove(store: LogStore, folder: str) -> None:

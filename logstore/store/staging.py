@@ -26,10 +26,10 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from logstore.config import LogConfig
-from logstore.errors import AppendTooLarge, CorruptState, InvalidRecord, InvalidTimestamp, UnknownTopic
+from logstore.errors import AppendTooLarge, CorruptState, InvalidRecord, InvalidTimestamp, UnappliablePlan, UnknownTopic
 from logstore.files import File, FileSystem
-from logstore.limits import Limits
-from logstore.partition.validation import check_columns, check_sizes, codec_level, topic_codec_id
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.partition.validation import check_columns, check_rows, check_sizes, codec_level, topic_codec_id
 from logstore.records.arrow import columns_of_batch
 from logstore.records.columns import Columns
 from logstore.records.compression import codec_by_name
@@ -61,6 +61,8 @@ class TopicTarget:
     partitions: int
     config: LogConfig
     config_version: int
+    #: the largest batch, before compression, that can be appended, read and compacted
+    batch_bytes_max: int = DEFAULT_LIMITS.written_batch_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class StagedWriter:
         columns = columns_of_batch(rows)
         codec_id = topic_codec_id(target.config, codec_by_name(self._options.compression_type).id)
         check_columns(columns, target.config, self.now_ms, codec_id, target.name)
+        check_rows(columns, target.batch_bytes_max, target.name)
         # Rows without key keep to one partition for a while, as Kafka's producers do, so that batches fill.
         self._sticky += 1
         given = _given(partitions)
@@ -193,7 +196,13 @@ class StagedWriter:
                 BatchOptions(
                     codec_id=codec_id,
                     level=codec_level(config, codec_id) if codec_id else None,
-                    batch_bytes=min(self._options.batch_size, config.max_message_bytes, config.segment_bytes),
+                    batch_bytes=min(
+                        self._options.batch_size,
+                        config.max_message_bytes,
+                        config.segment_bytes,
+                        target.batch_bytes_max,
+                    ),
+                    batch_bytes_max=target.batch_bytes_max,
                     default_timestamp_ms=self.now_ms,
                 )
             )
@@ -311,8 +320,16 @@ def _check_times(rows: pa.RecordBatch, topic: str) -> None:
 
 
 def _check_fits(table: BatchTable, target: TopicTarget) -> None:
-    """Raises AppendTooLarge for a batch no segment takes: once it is committed, it must be possible to append it."""
+    """Raises AppendTooLarge for a batch that no segment takes or no reader: once it is committed, it must be possible
+    to append it.
+    """
     largest = int(table[:, SIZE].max()) if len(table) else 0
+    if largest > target.batch_bytes_max:  # as stored: packing can make it larger
+        raise AppendTooLarge(
+            f"a batch of {largest} bytes; the largest that can be read has {target.batch_bytes_max}",
+            partition=target.name,
+            hint="Send smaller records",
+        )
     if largest > target.config.segment_bytes:
         raise AppendTooLarge(
             f"a batch of {largest} bytes; segment.bytes is {target.config.segment_bytes}",
@@ -346,6 +363,13 @@ def _route(columns: Columns, partitions: int, given: pa.Array | None, sticky: in
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    position: int
+    size_bytes: int
+    records: int
+
+
 class StagedReader:
     """The pieces of one staged file for one topic. Raises CorruptState when the file is not whole.
 
@@ -367,7 +391,7 @@ class StagedReader:
             raise
 
     def _load(self, file: File, topic_id: str) -> npt.NDArray[np.int64]:
-        """Partition, position and size of each of the topic's pieces: by partition, in the order of the rows."""
+        """Partition, position, size and records of the topic's pieces: by partition, in the order of the rows."""
         path = self._path
         size = file.size()
         trailer = file.pread(_TRAILER.size, max(size - _TRAILER.size, 0))
@@ -381,17 +405,26 @@ class StagedReader:
             raise CorruptState("the directory of a staged file is damaged", file=path)
         document = json.loads(directory)
         if topic_id not in document["topics"]:
-            return np.empty((0, 3), dtype=np.int64)
+            return np.empty((0, 4), dtype=np.int64)
         pieces = np.array(document["pieces"], dtype=np.int64).reshape(-1, 5)
-        mine = pieces[pieces[:, 0] == document["topics"].index(topic_id), 1:4]
+        mine = pieces[pieces[:, 0] == document["topics"].index(topic_id), 1:5]
         return mine[np.argsort(mine[:, 0], kind="stable")]
+
+    def file(self) -> File:
+        self._file = self._file or self._fs.open(self._path)
+        return self._file
+
+    def pieces(self, partition: int) -> list[Piece]:
+        """Where the batches of one partition lie, in the order of the rows."""
+        first, last = self._of.get(partition, (0, 0))
+        return [Piece(*numbers) for numbers in self._pieces[first:last, 1:].tolist()]
 
     def chunks(self, partition: int, memory: Memory | None = None) -> Iterator[Chunk]:
         """The batches of one partition in the order of the rows, checksums verified. Raises CorruptBatch."""
         memory = memory or Memory()
         first, last = self._of.get(partition, (0, 0))
-        for _, position, size in self._pieces[first:last].tolist():
-            file = self._file = self._file or self._fs.open(self._path)
+        for _, position, size, _ in self._pieces[first:last].tolist():
+            file = self.file()
             yield from read_batches(file, position, position + size, limits=self._limits, memory=memory)
             if size >= _DROP_BYTES_MIN:
                 file.drop_cached(position, size)  # the log that it was copied into takes its place
@@ -424,7 +457,10 @@ class StagedReaders:
         if self._readers is None:  # not before they are needed: who comes late finds them gone, and nothing to do
             self._readers = []
             for make in self._open:
-                self._readers.append(make())
+                try:
+                    self._readers.append(make())
+                except FileNotFoundError as error:
+                    raise UnappliablePlan("a staged file is gone before it was appended", file=error.filename) from None
                 if len(self._open) > _READERS_MAX:
                     self._readers[-1].release()
         for reader in self._readers:

@@ -224,6 +224,7 @@ class LogStore:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig."""
         check_topic_name(name)
         self.resolve(configs or {})
+        self._check_within_limits(configs or {})
         topic = Topic(
             name=name,
             id=new_topic_id(),
@@ -274,6 +275,7 @@ class LogStore:
             wanted: dict[str, object] = {key: value for key, value in topic.configs.items() if key not in unset}
             wanted.update(configs or {})
             self.resolve(wanted)
+            self._check_within_limits(configs or {})
             if partitions is not None and check_partitions(partitions) < topic.partitions:
                 raise InvalidConfig(f"topic {name} has {topic.partitions} partitions; their number can only grow")
             if partitions is not None:
@@ -292,6 +294,16 @@ class LogStore:
         if not dry_run:
             place_partitions(self, altered, range(topic.partitions, altered.partitions), is_new=True)
         return altered
+
+    def _check_within_limits(self, configs: Mapping[str, object]) -> None:
+        """Refuse a setting that promises more than can be read back; one that came from elsewhere is capped."""
+        most = self.limits.written_batch_bytes
+        if "max.message.bytes" in configs and LogConfig.from_resolved(self.resolve(configs)).max_message_bytes > most:
+            raise InvalidConfig(
+                f"max.message.bytes={configs['max.message.bytes']}: the largest batch that can be read back has "
+                f"{most} bytes",
+                hint=f"Set {most} or less",
+            )
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
         """Remove the topic and all its records. Raises UnknownTopic, LockHeld."""
@@ -377,6 +389,7 @@ class LogStore:
             state_path=self.layout.partition_state(topic.id, number),
             high_watermark=lambda: max(self.high_watermark(topic, number), end_offset),
             last_stable_offset=lambda: max(self.ends(topic).last_stable_offsets[number], end_offset),
+            recovery_point=lambda: self.ends(topic).recovery_points[number],
             fs=self.fs,
             limits=self.limits,
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from logstore.records.record import Record
+from logstore.store.committer import Committer
 from logstore.store.produce import table_of
 from logstore.store.store import LogStore
 
@@ -29,3 +30,12 @@ def store_path(tmp_path: Path) -> Path:
         store.append("accounts", table_of([Record(b"key-0", None, now_ms)]))
         store.append("events", table_of([Record(None, b"e", now_ms)] * 5))
     return path
+
+
+@pytest.fixture
+def flushed(store_path: Path) -> Path:
+    """The same, flushed: what is damaged now does not come back from staging."""
+    with LogStore(store_path) as store:
+        for topic in store.topics():
+            Committer(store).flush(topic)
+    return store_path

@@ -15,6 +15,7 @@ from compaction_job import compact, plan
 from logstore.clock import ManualClock
 from logstore.errors import NotCompacted, UnknownTopic
 from logstore.ledger import Ledger
+from logstore.store.committer import Committer
 from logstore.store.store import LogStore
 
 NOW_MS = 1_700_000_000_000
@@ -181,6 +182,7 @@ def test_a_failing_partition_is_set_aside_and_stops_nobody(store: LogStore, cloc
     written = fill(store, rng, "good")
     fill(store, rng, "bad", at_ms=NOW_MS - 2 * DAY_MS)
     fill(store, rng, "bad", at_ms=NOW_MS)
+    Committer(store).flush(store.topic("bad"))  # what is staged would come back
     directory = store.layout.partition(store.topic("bad").partition(0))
     victim = sorted(Path(directory).glob("*.log"))[-3]
     data = bytearray(victim.read_bytes())

@@ -85,7 +85,8 @@ def test_a_scrape_says_what_the_ledger_and_the_logs_say(store_path: Path) -> Non
         }
 
 
-def test_failures_and_killed_runs_are_counted_once(store_path: Path) -> None:
+def test_failures_and_killed_runs_are_counted_once(flushed: Path) -> None:
+    store_path = flushed
     with LogStore(store_path) as store:
         collector = StoreCollector(store)
         topic = store.topic("accounts")

@@ -53,7 +53,8 @@ def test_a_ratio_stands_in_for_the_topics_own(store_path: Path, capsys: pytest.C
     assert names(planned(capsys, store_path, "--force")["due"]) == BOTH
 
 
-def test_what_failed_is_left_alone_until_it_is_forced(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_failed_is_left_alone_until_it_is_forced(flushed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_path = flushed
     damaged = store_path / "logs" / "accounts-0" / f"{0:020d}.log"
     data = bytearray(damaged.read_bytes())
     data[17] ^= 1  # the first batch's CRC

@@ -93,7 +93,8 @@ def test_the_jobs_do_their_work_and_say_so(store_path: Path) -> None:
     assert daemon.health().healthy is False  # it does not work any more
 
 
-def test_a_failed_run_shows_until_one_succeeds(store_path: Path) -> None:
+def test_a_failed_run_shows_until_one_succeeds(flushed: Path) -> None:
+    store_path = flushed
     at_once(store_path, "duramen.cleaner.retry.ms = 86_400_000")
     path = sorted((store_path / "logs" / "accounts-0").glob("*.log"))[0]
     data = bytearray(path.read_bytes())

@@ -20,6 +20,7 @@ import pytest
 
 from logstore.ledger import Ledger
 from logstore.records.record import Record
+from logstore.store.committer import Committer
 from logstore.store.produce import table_of
 from logstore.store.store import LogStore
 
@@ -62,6 +63,9 @@ def values(store_path: Path, topic: str) -> dict[bytes, bytes | None]:
 
 
 def damage(store_path: Path, partition: str) -> Path:
+    """Of what was flushed: the rest would come back from staging."""
+    with LogStore(store_path) as store:
+        Committer(store).flush(store.topic(partition.rpartition("-")[0]))
     path = sorted((store_path / "logs" / partition).glob("*.log"))[0]
     data = bytearray(path.read_bytes())
     data[90] ^= 0xFF

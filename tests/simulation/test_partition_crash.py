@@ -327,6 +327,26 @@ def test_a_power_cut_in_recovery_changes_nothing_about_what_is_recovered(name: s
         assert step > 10
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_power_cut_while_a_killed_process_is_made_good(name: str, seed: int) -> None:
+    """What the killed process left is visible, but not on disk; nothing durable may be made of it before it is."""
+    settings = Settings(TOPIC)
+    rng = random.Random(seed)
+    steps = run(settings, SCRIPTS[name], INT64_MAX)[0].fs.operations
+    for cut_at in rng.sample(range(steps), min(12 * SOAK, steps)):
+        machine, _ = run(settings, SCRIPTS[name], cut_at)
+        killed = machine.survivor(None)
+        undisturbed = killed.survivor(None)
+        undisturbed.start()
+        for step in rng.sample(range(undisturbed.fs.operations), min(8 * SOAK, undisturbed.fs.operations)):
+            again = killed.survivor(None)
+            again.fs.fail_after(step)
+            with told(f"killed in operation {cut_at}, cut in operation {step} of recovery: {machine.under_way}"):
+                with contextlib.suppress(PowerCut):
+                    again.start()
+                again.survivor(rng).start()
+
+
 def test_what_recovery_cut_off_does_not_come_back_behind_a_record_of_the_same_size(seed: int) -> None:
     machine, _ = run(Settings(TOPIC), (_append(1), _append(1), _append(1), _flush()), INT64_MAX)
     path = machine.log.segments[0].path(FileKind.LOG)

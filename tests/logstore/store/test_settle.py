@@ -132,6 +132,79 @@ def test_unflushed_bytes_that_were_lost_come_back_from_staging(
             assert path.read_bytes()[: len(data)] == data, "the same bytes, in segments of the same bounds"
 
 
+@pytest.mark.parametrize("damage", [*DAMAGE, "gone"])
+@pytest.mark.parametrize("flushed", [0, 2])
+def test_unflushed_bytes_that_were_lost_without_a_restart_come_back_from_staging(
+    tmp_path: Path, read_all: ReadAll, damage: str, flushed: int, seed: int
+) -> None:
+    """A storage box that restarts, a snapshot, a failed write-back: the boot id is the same, the bytes are gone."""
+    rng = random.Random(seed)
+    with make(tmp_path / "store") as store:
+        committer = Committer(store)
+        topic = store.topic("orders")
+        for batch in range(4):
+            write(committer, batch)
+            if batch + 1 == flushed:
+                committer.flush(topic)
+        before = {path: path.read_bytes() for path in Path(store.layout.logs).glob("orders-*/*.log")}
+        for number in range(2):
+            lose_unflushed(store, number, damage, rng)
+        assert write(committer, 4)
+        committer.flush(topic)
+        assert values(store, read_all) == expected(5)
+        assert os.listdir(store.layout.staging) == []
+        for path, data in before.items():
+            assert path.read_bytes()[: len(data)] == data, "the same bytes, in segments of the same bounds"
+
+
+def lose_unflushed(store: LogStore, number: int, damage: str, rng: random.Random) -> None:
+    """Damage some of a partition's bytes above its recovery point."""
+    topic = store.topic("orders")
+    recovery_point = store.ends(topic).recovery_points[number]
+    logs = sorted(Path(store.layout.partition(topic.partition(number))).glob("*.log"))
+    unflushed = [path for path in logs if int(path.stem) >= recovery_point and path.stat().st_size]
+    assert unflushed
+    for path in rng.sample(unflushed, rng.randrange(1, len(unflushed) + 1)):
+        if damage == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(DAMAGE[damage](path.read_bytes(), rng))
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "flip", "gone"])
+def test_the_redo_log_stays_until_the_logs_were_read_back(
+    tmp_path: Path, read_all: ReadAll, damage: str, seed: int
+) -> None:
+    """Nobody writes; the flush alone finds the damage, a reader before it is told where the records still are."""
+    rng = random.Random(seed)
+    with make(tmp_path / "store") as store:
+        committer = Committer(store)
+        topic = store.topic("orders")
+        for batch in range(3):
+            write(committer, batch)
+        for number in range(2):
+            lose_unflushed(store, number, damage, rng)
+        with pytest.raises(DamagedLog, match="staging"):
+            values(store, read_all)
+        committer.flush(topic)
+        assert values(store, read_all) == expected(3)
+
+
+def test_recover_takes_what_is_staged_although_the_machine_was_not_started_again(
+    tmp_path: Path, read_all: ReadAll, seed: int
+) -> None:
+    rng = random.Random(seed)
+    with make(tmp_path / "store") as store:
+        committer = Committer(store)
+        for batch in range(3):
+            write(committer, batch)
+        for number in range(2):
+            lose_unflushed(store, number, "flip", rng)
+        reports = recover(store, store.topic("orders"))
+        assert [report.losses for report in reports] == [(), ()]
+        assert values(store, read_all) == expected(3)
+
+
 def test_a_tail_from_before_the_power_cut_is_not_believed(
     tmp_path: Path, boot: Callable[[], None], read_all: ReadAll
 ) -> None:
@@ -244,6 +317,7 @@ def test_a_topic_whose_ends_are_gone_is_refused_until_it_was_recovered(
 
 
 def test_after_a_loss_the_topic_goes_on_behind_it(tmp_path: Path, boot: Callable[[], None]) -> None:
+    """What was flushed is lost, what is staged is not."""
     with make(tmp_path / "store") as store:
         committer = Committer(store)
         topic = store.topic("orders")
@@ -262,9 +336,12 @@ def test_after_a_loss_the_topic_goes_on_behind_it(tmp_path: Path, boot: Callable
             offsets = [record.offset for record in store.reader(topic, number).records(base)]
             assert offsets == list(range(base, before[number]))
         assert write(committer, 2)
-        for number, base in enumerate(before):
-            offsets = [record.offset for record in store.reader(topic, number).records(base)]
-            assert offsets == list(range(base, store.ends(topic).high_watermarks[number]))
+        found = []
+        for number, base in enumerate(flushed):
+            records = list(store.reader(topic, number).records(base))
+            assert [record.offset for record in records] == list(range(base, store.ends(topic).high_watermarks[number]))
+            found += [record.value for record in records]
+        assert sorted(found) == expected(3)[60:]
 
 
 def test_staged_files_that_are_gone_are_told(tmp_path: Path, boot: Callable[[], None]) -> None:
