@@ -21,7 +21,7 @@ import pytest
 from logstore.ledger import Ledger
 from logstore.records.record import Record
 from logstore.store.committer import Committer
-from logstore.store.produce import table_of
+from logstore.store.produce import append_table, table_of
 from logstore.store.store import LogStore
 
 Command = Callable[..., Any]
@@ -37,7 +37,7 @@ def append(store: LogStore, topic: str, pairs: Sequence[tuple[str, str | None]],
 
 @pytest.fixture
 def accounts(store_path: Path) -> Path:
-    """Compacted topic `accounts`, two partitions: 50 keys written ten times, in batches of 50; not flushed."""
+    """Compacted topic `accounts`, two partitions: 50 keys written ten times, in batches of 50."""
     with LogStore(store_path, create=True) as store:
         store.create_topic("accounts", partitions=2, configs=COMPACTED)
         store.create_topic("events")
@@ -332,6 +332,9 @@ def test_every_place_of_a_key_until_nothing_holds_it(accounts: Path, duramen: Co
 
     with LogStore(accounts) as store:
         store.alter_topic("accounts", configs={"delete.retention.ms": 1000, "file.delete.delay.ms": 5000})
+        # Not through the store, which would flush it when it is closed.
+        at_ms = int(time.time() * 1000) - 60_000
+        append_table(Committer(store), "accounts", table_of([Record(b"key-7", b"value-10-7", at_ms)]))
     found = places()
     assert {each["kind"] for each in found} == {"segment", "staging"}
     assert [each["holds"] for each in found if "its value" in each["holds"]]
