@@ -22,7 +22,7 @@ def test_a_topic_over_its_life(duramen: Command, store_path: Path) -> None:
     assert created.json["created"] is True
     assert topic["partitions"] == 3
     assert topic["configs"] == {"cleanup.policy": "compact"}
-    assert duramen("topics", "list", output="json").json == {"topics": [topic]}
+    assert duramen("topics", "list", output="json").json == {"topics": [topic], "strays": []}
     assert duramen("topics", "describe", "orders", output="json").json == {"topic": topic}
 
     altered = duramen(
@@ -43,7 +43,7 @@ def test_a_topic_over_its_life(duramen: Command, store_path: Path) -> None:
 
     deleted = duramen("topics", "delete", "orders", "--yes", output="json")
     assert (deleted.code, deleted.json["deleted"]) == (0, True)
-    assert duramen("topics", "list", output="json").json == {"topics": []}
+    assert duramen("topics", "list", output="json").json == {"topics": [], "strays": []}
     assert not list((store_path / "logs").glob("orders-*"))
 
 
