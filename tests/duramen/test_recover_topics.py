@@ -131,6 +131,8 @@ def test_settings_can_be_given_when_a_topic_is_brought_back(duramen: Command, or
 def test_a_staged_batch_tells_the_settings(duramen: Command, orders: Path) -> None:
     with LogStore(orders) as opened:
         opened.append("orders", [Record(b"k", b"v", BASE_MS)])
+        opened._own_flush = None  # as a killed process leaves it
+    assert list((orders / "staging").glob("*-plan"))
     known = topic_id(orders)
     (orders / "topics" / "orders.t").unlink()
     (orders / "state" / known / "topic").unlink()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from logstore.errors import CorruptState, DuramenError, InvalidConfig, StoreVersionError, TopicExists, UnknownTopic
 from logstore.files import OS_FILES
 from logstore.store.layout import Layout
+from logstore.store.marks import DELETED, TopicMarks
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
 from logstore.store.sealed import seal, write_sealed
 from logstore.topic import TopicPartition, new_topic_id
@@ -25,15 +26,20 @@ def registry(tmp_path: Path) -> TopicRegistry:
     return TopicRegistry(OS_FILES, Layout(str(tmp_path)))
 
 
-def test_a_topic_reads_back(registry: TopicRegistry) -> None:
+def test_a_topic_reads_back(registry: TopicRegistry, tmp_path: Path) -> None:
     registry.create(ORDERS)
     assert registry.names() == ["orders"]
     assert registry.read("orders") == ORDERS
     altered = replace(ORDERS, configs={"retention.ms": "5"}, partitions=7, config_version=2)
     registry.replace(altered)
     assert registry.read("orders") == altered
-    registry.remove("orders")
+    unknown = replace(altered, settings_unknown=True, kafka_id="AAAAAAAAQACAAAAAAAAAAg")
+    registry.replace(unknown)
+    assert registry.read("orders") == unknown
+    marks = TopicMarks(OS_FILES, Layout(str(tmp_path)))
+    marks.retire(unknown)
     assert registry.names() == []
+    assert [(mark.topic_id, mark.topic) for mark in marks.find(DELETED)] == [(ORDERS.id, unknown)]
 
 
 def test_creation_never_replaces_another(registry: TopicRegistry, tmp_path: Path) -> None:
@@ -59,7 +65,7 @@ def test_unknown_topic_gets_the_nearest_name(registry: TopicRegistry) -> None:
     with pytest.raises(UnknownTopic, match=r"Did you mean orders\?"):
         registry.read("order")
     with pytest.raises(UnknownTopic, match="topics list"):
-        registry.remove("zzz")
+        registry.read("zzz")
 
 
 def test_other_files_are_left_alone(registry: TopicRegistry, tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_hostile_documents_are_refused(registry: TopicRegistry, tmp_path: Path, 
 
 
 def test_a_newer_topic_file_asks_for_a_newer_release(registry: TopicRegistry, tmp_path: Path) -> None:
-    (tmp_path / "topics" / "orders.t").write_bytes(seal({}, version=2))
+    (tmp_path / "topics" / "orders.t").write_bytes(seal({}, version=3))
     with pytest.raises(StoreVersionError):
         registry.read("orders")
 
