@@ -156,8 +156,9 @@ def test_every_step_can_be_the_last(power: bool, second_pass: bool, seed: int) -
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
-def test_every_step_of_a_group_with_several_outputs_can_be_the_last(power: bool, seed: int) -> None:
+def test_any_step_of_a_group_with_several_outputs_can_be_the_last(power: bool, seed: int) -> None:
     rng = random.Random(seed)
+    stride = 1 if SOAK > 1 else 4  # there are many; each run takes others
     for _ in range(SOAK):
         start, records, base = made(rng, packed=True)
         whole = start.kill()
@@ -168,14 +169,14 @@ def test_every_step_of_a_group_with_several_outputs_can_be_the_last(power: bool,
         assert state is not None
         assert max(entry.size_bytes for entry in state.segments) <= CONFIG.segment_bytes or len(state.segments) > 3
         expected = [(r.offset, r.key, r.value) for r in read(whole, base)]
-        for step in range(steps):
+        for step in range(rng.randrange(stride), steps, stride):
             fs = start.kill()
             fs.fail_after(step)
             with pytest.raises((PowerCut, DuramenError)):
                 compact(fs, base, NOW_MS, unpack=True)
             survivor = fs.crash(random.Random(rng.random())) if power else fs.kill()
             check(survivor, records, base)
-            if step % 7 == 0:
+            if step % 20 < stride:
                 _remove_leftovers(survivor)
                 compact(survivor, base, NOW_MS, unpack=True)
                 assert [(r.offset, r.key, r.value) for r in read(survivor, base)] == expected
