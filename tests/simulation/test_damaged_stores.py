@@ -299,6 +299,9 @@ def damage(rng: random.Random, made: Made) -> Done:
             continue
         path, how = rng.choice(files), rng.choice(DAMAGES)
         how(rng, path)
+        if kind == "version" and path.exists() and path.read_bytes().strip().isdigit():
+            path.write_bytes(before[path])  # another version is not damage that anybody can see: the store is refused
+            continue
         done.kinds[kind] += 1
         done.story.append(f"{how.__name__} {path.relative_to(root)}")
     after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
