@@ -58,6 +58,7 @@ class Nursery:
 
     def __init__(self, store: Path, reports: Path, seed: int) -> None:
         self._order = {"store": str(store), "reports": str(reports), "seed": seed}
+        self._rng = random.Random(f"{seed}/hosts")
         self._lives: Counter[str] = Counter()
         self._heard = b""
         self.pids: dict[str, int] = {}
@@ -98,7 +99,9 @@ class Nursery:
     def start(self, role: str) -> None:
         assert self._process.stdin is not None
         self._lives[role] += 1
-        order = self._order | {"role": role, "life": self._lives[role]}
+        # Each life is on one of two machines that share the store, each with a boot id of its own.
+        host = self._rng.choice((None, "another-host"))
+        order = self._order | {"role": role, "life": self._lives[role], "host": host}
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
         self.pids[role] = 0
