@@ -41,11 +41,15 @@ class PartitionReader:
         high_watermark: Callable[[], int],
         last_stable_offset: Callable[[], int] | None = None,
         recovery_point: Callable[[], int] | None = None,
+        check_exists: Callable[[], None] = lambda: None,
+        is_placed: Callable[[], bool] = lambda: True,
         fs: FileSystem = OS_FILES,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """`high_watermark` is asked anew for every view; read_committed needs `last_stable_offset` where transactions
-        may be open. `recovery_point` says what is staged still, should it be damaged.
+        may be open. `recovery_point` says what is staged still, should it be damaged. `check_exists` raises when the
+        topic is gone: its files may be those of its successor then. `is_placed` says whether the partition's directory
+        was made; before that it has no state.
         """
         self.partition = partition
         self._directory = directory
@@ -53,6 +57,8 @@ class PartitionReader:
         self._high_watermark = high_watermark
         self._last_stable_offset = last_stable_offset
         self._recovery_point = recovery_point
+        self._check_exists = check_exists
+        self._is_placed = is_placed
         self._fs = fs
         self._limits = limits
         self._open: dict[int, LogSegment] = {}
@@ -61,8 +67,13 @@ class PartitionReader:
         self._replaced: frozenset[int] = frozenset()
 
     def state(self) -> PartitionState:
-        """Raises CorruptState when there is none or it is damaged."""
+        """Raises CorruptState when there is none or it is damaged; that of a topic just created is empty."""
         state = read_state(self._fs, self._state_path, limits=self._limits)
+        if state is None:
+            self._check_exists()
+            if not self._is_placed():
+                return PartitionState()
+            state = read_state(self._fs, self._state_path, limits=self._limits)  # it may have been made just now
         if state is None:
             raise CorruptState(
                 "the partition has no state file",
@@ -93,6 +104,8 @@ class PartitionReader:
         segment = self._open.pop(base_offset, None)
         if segment is None:
             segment = self._named(base_offset)
+            # A topic's file goes before its directories do: while it is there, what was opened is the topic's.
+            self._check_exists()
             listed_bytes = self._sizes.get(base_offset, segment.size_bytes)
             if segment.size_bytes != listed_bytes:  # a cut between two batches shows nowhere else
                 raise DamagedLog(

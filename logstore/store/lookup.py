@@ -39,6 +39,8 @@ def latest_of_key(store: LogStore, topic: Topic, key: bytes) -> Found | None:
         record = latest_in_partition(store, topic, number, key)
         if record is not None and (best is None or _place(record, order) >= _place(best.record, order)):
             best = Found(number, record)
+    if best is None:
+        store.check_exists(topic)  # of a topic that is gone, nothing is found either
     return best
 
 

@@ -390,9 +390,16 @@ class LogStore:
             high_watermark=lambda: max(self.high_watermark(topic, number), end_offset),
             last_stable_offset=lambda: max(self.ends(topic).last_stable_offsets[number], end_offset),
             recovery_point=lambda: self.ends(topic).recovery_points[number],
+            check_exists=lambda: self.check_exists(topic),
+            is_placed=lambda: self._is_placed(topic, partition),
             fs=self.fs,
             limits=self.limits,
         )
+
+    def _is_placed(self, topic: Topic, partition: TopicPartition) -> bool:
+        """Whether a directory lies where the partition's belongs that is not known to be another topic's."""
+        directory = self.layout.partition(partition)
+        return self.fs.exists(directory) and self.topic_id_at(directory) in (None, topic.id)
 
     @contextlib.contextmanager
     def writing(self, topic: Topic, number: int, *, what: str, clock: Clock | None = None) -> Iterator[PartitionLog]:
