@@ -17,6 +17,7 @@ from logstore.files import OS_FILES, OsFileSystem
 from logstore.records.record import Record
 from logstore.store.committer import AppBatch, Committer
 from logstore.store.maintenance import recover
+from logstore.store.produce import append_table, table_of
 from logstore.store.repair import examine, repair, restore_version
 from logstore.store.store import LogStore
 
@@ -32,7 +33,10 @@ def values(store: LogStore, read_all: ReadAll, topic: str = "orders") -> list[by
 def append(store: LogStore, batch: int, *topics: str, app: str = "app") -> bool:
     """One batch of three records; whether it was there already."""
     records = [Record(b"k%d" % at, b"b%d-%d" % (batch, at), 1_700_000_000_000 + batch) for at in range(3)]
-    return store.append(topics[0] if topics else "orders", records, app=AppBatch(app, batch, "query-1")).replayed
+    # Not `store.append`, which flushes by itself: the staged files are to stay.
+    committer = Committer(store)
+    name = topics[0] if topics else "orders"
+    return append_table(committer, name, table_of(records), app=AppBatch(app, batch, "query-1")).replayed
 
 
 def flush(store: LogStore) -> None:
