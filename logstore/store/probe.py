@@ -34,7 +34,7 @@ def probe_file_system(fs: FileSystem, directory: str) -> None:
             try:
                 sound = attempt(fs, base)
             except OSError as error:
-                if isinstance(error, PermissionError):
+                if error.errno == errno.EACCES:  # EPERM is what a file system says that has no hard links
                     raise
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                     raise UnsuitableFileSystem(f"cannot write here: {error.strerror}", file=directory) from error
