@@ -384,8 +384,9 @@ class StagedReader:
         try:
             self._pieces = self._load(self._file, topic_id)
             partitions, starts = np.unique(self._pieces[:, 0], return_index=True)
-            ends = [*starts[1:].tolist(), len(self._pieces)]
-            self._of = dict(zip(partitions.tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
+            # A file may hold nothing of this topic.
+            ends = np.append(starts, len(self._pieces))[1:]
+            self._of = dict(zip(partitions.tolist(), zip(starts.tolist(), ends.tolist(), strict=True), strict=True))
         except BaseException:
             self.release()
             raise

@@ -71,9 +71,9 @@ def at_step(step: str, act: Callable[[], None]) -> None:
     elif step == "appending":
         wrap(apply, "_append", after=act)
     elif step == "appended":
-        wrap(Committer, "_publish", before=act)
+        wrap(Committer, "publish", before=act)
     elif step == "published":
-        wrap(Committer, "_publish", after=act)
+        wrap(Committer, "publish", after=act)
     elif step == "synced":
         wrap(Committer, "_sync_all", after=act)
     elif step == "flushed":

@@ -216,7 +216,7 @@ def test_a_disk_that_is_full_while_rows_are_staged(
 
 @pytest.mark.parametrize(
     "where",
-    ["logstore.store.committer.write_plan", "logstore.ledger.table.LedgerTable._write_data"],
+    ["logstore.store.committer.write_plan", "logstore.ledger.table.write_data"],
 )
 def test_a_disk_that_is_full_before_the_commit(
     spark: Spark, checked: LogStore, monkeypatch: pytest.MonkeyPatch, where: str, read_all: ReadAll

@@ -264,7 +264,7 @@ def test_a_batch_whose_writer_died_between_two_topics_is_read_in_both(
 
     for name in ("orders", "payments"):
         store.create_topic(name)
-    publish, left = Committer._publish, [1]
+    publish, left = Committer.publish, [1]
 
     def dying(self: Committer, *given: Any) -> Any:
         if not left[0]:
@@ -279,7 +279,7 @@ def test_a_batch_whose_writer_died_between_two_topics_is_read_in_both(
     for target in targets.values():
         writer.write(target, pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
     with monkeypatch.context() as patched:
-        patched.setattr(Committer, "_publish", dying)
+        patched.setattr(Committer, "publish", dying)
         with pytest.raises(Killed):
             committer.commit(staging, [writer.finish()], {target.id: target for target in targets.values()})
     assert sorted(store.ends(store.topic(name)).high_watermarks[0] for name in targets) == [0, 1]

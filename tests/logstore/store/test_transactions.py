@@ -130,7 +130,7 @@ def test_a_marker_that_was_committed_is_appended_by_the_next_writer(
     def dead(*arguments: object, **options: object) -> None:
         raise RuntimeError("as if killed")
 
-    monkeypatch.setattr(Committer, "_apply" if dies == "append" else "_publish", dead)
+    monkeypatch.setattr(Committer, "_apply" if dies == "append" else "publish", dead)
     with pytest.raises(AppendUnfinished):
         abort_transaction(store, "t", 0, 7)
     assert stable(store) == (10, 30)

@@ -197,7 +197,7 @@ def test_pollers_of_three_topics_see_a_commit_in_all_or_in_none(
     three: LogStore, root: Path, commits: Commits, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
-    publish, apply = Committer._publish, Committer._apply
+    publish, apply = Committer.publish, Committer._apply
     done = threading.Event()
     failed: list[BaseException] = []
 
@@ -236,7 +236,7 @@ def test_pollers_of_three_topics_see_a_commit_in_all_or_in_none(
         finally:
             done.set()
 
-    monkeypatch.setattr(Committer, "_publish", slowly)
+    monkeypatch.setattr(Committer, "publish", slowly)
     monkeypatch.setattr(Committer, "_apply", applying)
     writer = threading.Thread(target=work)
     writer.start()
@@ -276,7 +276,7 @@ def test_after_a_kill_whoever_settles_one_topic_first_shows_all(
 ) -> None:
     committer = Committer(three)
     left = [published]
-    publish, apply = Committer._publish, Committer._apply
+    publish, apply = Committer.publish, Committer._apply
 
     def dying(self: Committer, *given: object, **_: object) -> TopicEnds:
         if not left[0]:
@@ -285,7 +285,7 @@ def test_after_a_kill_whoever_settles_one_topic_first_shows_all(
         return publish(self, *given)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(Committer, "_publish", dying)
+        patched.setattr(Committer, "publish", dying)
         if not published:  # nor appended
             patched.setattr(Committer, "_apply", dying)
         with pytest.raises(Killed):
