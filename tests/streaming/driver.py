@@ -7,17 +7,19 @@ docs/protocols.md, "Exactly-once append"; `any` is some moment within the batch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from logstore.store import apply, committer
 from logstore.store.committer import Committer
+from logstore.store.locks import StoreLocks
 from streaming.sink import LogSink
 
 STEPS = ("staged", "leased", "planned", "committed", "appending", "appended", "published", "synced", "flushed", "any")
@@ -58,6 +60,20 @@ class Sink(LogSink):
         """For tests that want to know."""
 
 
+def between_partitions(act: Callable[[], None]) -> None:
+    """Call `act` when a partition is appended to and its lock is free again; they are taken one by one for that."""
+    apply._PARTITIONS_AT_ONCE = 1
+    locked = StoreLocks.partitions
+
+    @contextlib.contextmanager
+    def partitions(self: StoreLocks, *given: Any, **more: Any) -> Iterator[None]:
+        with locked(self, *given, **more):
+            yield
+        act()
+
+    StoreLocks.partitions = partitions  # type: ignore[method-assign]
+
+
 def at_step(step: str, act: Callable[[], None]) -> None:
     """Call `act` behind the step, each time it is reached."""
     if step == "staged":
@@ -69,13 +85,13 @@ def at_step(step: str, act: Callable[[], None]) -> None:
     elif step == "committed":
         wrap(Committer, "_decide", after=act)
     elif step == "appending":
-        wrap(apply, "_append", after=act)
+        between_partitions(act)
     elif step == "appended":
         wrap(Committer, "publish", before=act)
     elif step == "published":
         wrap(Committer, "publish", after=act)
     elif step == "synced":
-        wrap(Committer, "_sync_all", after=act)
+        wrap(Committer, "_make_durable", after=act)
     elif step == "flushed":
         wrap(Committer, "_drop_plan", before=act)
     else:
