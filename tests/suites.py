@@ -52,7 +52,7 @@ class Suite:
 SUITES = (
     Suite("lint"),
     Suite("cluster", ("tests/cluster",), needs_java=True, arguments=("--timeout=900",)),
-    Suite("unit", ("tests/logstore", "tests/compaction_job", "tests/duramen", "tests/test_*.py")),
+    Suite("unit", ("tests/logstore", "tests/compaction_job", "tests/duramen", "tests/test_*.py"), limit_s=3600),
     Suite("streaming", ("tests/streaming",), needs_java=True, arguments=("--timeout=900",)),
     Suite("conformance", ("tests/conformance",), needs_java=True, arguments=("--timeout=600",)),
     Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "60"}, arguments=("--timeout=600",)),

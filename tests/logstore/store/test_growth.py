@@ -62,7 +62,7 @@ def test_a_flush_that_finds_the_topic_taken_fails_no_append(tmp_path: Path, monk
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr(Committer, "_sync_all", full)
+        patch.setattr(Committer, "_make_durable", full)
         store.append("orders", [Record(b"k", b"v", -1)])
         assert staged(store) == 1, "nothing is lost: the redo log stays"
         patch.undo()
