@@ -240,7 +240,8 @@ def run_process(command: Sequence[str], env: dict[str, str], limit_s: int, out: 
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=os.environ | env,
+        # Compiled modules are kept, as a user's are, whatever the surroundings say: most tests start processes.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | env,
         start_new_session=True,
         stdout=out,
         stderr=None if out is None else subprocess.STDOUT,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
+from logstore.address_space import check_address_space
 from logstore.files import FileSystem, read_whole
 from logstore.ledger.gate import Gate
 from logstore.ledger.table import (
@@ -69,6 +70,7 @@ def salvage(fs: FileSystem, path: str, schema: pa.Schema, *, data: bool = True, 
     """What is left of the table at `path`: its log, with `data` its rows, with `others` also those of files that the
     log does not name.
     """
+    check_address_space()
     found = Salvage(path, named=schema.empty_table(), others=schema.empty_table())
     gate = Gate(fs, path + ".gate")
     with gate.shared() if fs.exists(gate.path) else contextlib.nullcontext():

@@ -9,8 +9,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from logstore.errors import CorruptCheckpoint
 from logstore.files import FileSystem
-from logstore.partition.checkpoint import write_offset_checkpoint
+from logstore.partition.checkpoint import read_offset_checkpoint, write_offset_checkpoint
 from logstore.segment.names import (
     CLEANER_OFFSET_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
@@ -51,5 +52,15 @@ def checkpoint_entries(facts: Iterable[PartitionFacts]) -> dict[str, dict[TopicP
 
 
 def write_checkpoints(fs: FileSystem, directory: str, entries: dict[str, dict[TopicPartition, int]]) -> None:
+    """Only those that say something new are written."""
     for name, offsets in entries.items():
-        write_offset_checkpoint(fs, os.path.join(directory, name), offsets)
+        path = os.path.join(directory, name)
+        if not _says(fs, path, offsets):
+            write_offset_checkpoint(fs, path, offsets)
+
+
+def _says(fs: FileSystem, path: str, offsets: dict[TopicPartition, int]) -> bool:
+    try:
+        return fs.exists(path) and read_offset_checkpoint(fs, path) == offsets
+    except CorruptCheckpoint:
+        return False

@@ -74,10 +74,10 @@ class Filled:
         return found
 
     def files(self, below: str = "logs") -> dict[str, tuple[int, int, str]]:
-        """Size, time of change and hash of every file."""
+        """Size, time of change and hash of every file but the one that remembers how the clock stood."""
         listing = {}
         for path in sorted((self.path / below).rglob("*")):
-            if path.is_file():
+            if path.is_file() and path != self.path / "locks" / "clock":
                 stat = path.stat()
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 listing[str(path.relative_to(self.path))] = (stat.st_size, stat.st_mtime_ns, digest)
