@@ -50,6 +50,7 @@ from logstore.store.store import LogStore
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = float(os.environ.get("DURAMEN_LIVE_SECONDS", "15"))
 LONG = SECONDS >= 120
+_BACKLOG_MAX = 20
 ROLES = (*WRITERS, STREAM, "daemon", "operator", "reader", "keeper")
 
 
@@ -144,6 +145,7 @@ class SparkStream:
         self.files = self.lives = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._until = 0.0
+        self._committed = 0
 
     def add(self) -> None:
         values = [f"spark/{self.files}/{at}" for at in range(self.rng.randrange(1, 200))]
@@ -155,14 +157,18 @@ class SparkStream:
 
     def tick(self) -> None:
         now = time.monotonic()
-        if self.rng.random() < 0.2:
+        if self.rng.random() < 0.2 and self.files - self.committed() < _BACKLOG_MAX:
             self.add()
+        if self.committed() > self._committed:  # it is at work: from now on its time is limited
+            self._until = min(self._until, now + self.rng.uniform(0, 20))
         if self._process is not None and now > self._until:
             self.kill()
         if self._process is None or self._process.poll() is not None:
             assert self._process is None or self._process.returncode == 0, self.said()
+            self._committed = self.committed()
             self.start()
-            self._until = now + self.rng.uniform(5, 45)
+            # Some die while they start; on a busy machine that takes minutes, and the others must get there.
+            self._until = now + (self.rng.uniform(1, 20) if self.rng.random() < 0.2 else 600)
 
     def start(self) -> None:
         told = {"store": str(self.store), "source": str(self.folder), "checkpoint": str(self.root / "spark-checkpoint")}
@@ -189,7 +195,13 @@ class SparkStream:
         self.kill()
         self.start()
         assert self._process is not None
-        assert self._process.wait(300) == 0, self.said()
+        assert self._process.wait(900) == 0, self.said()
+        assert self.committed() == self.files
+
+    def committed(self) -> int:
+        """Batches that Spark has noted as done; a file is one."""
+        folder = self.root / "spark-checkpoint" / "commits"
+        return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
     def said(self) -> str:
         return (self.root / "spark.log").read_text(errors="replace")[-5000:]
