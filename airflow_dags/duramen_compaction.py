@@ -1,4 +1,4 @@
-"""Compaction of a Duramen store: asks what is due, and runs one spark-submit application a due partition.
+"""Compaction of a Duramen store: asks what is due, and runs a spark-submit application for each share of it.
 
 Airflow needs nothing of Duramen installed. Every step is a process in the project's own environment, which is found by
 the Airflow Variable or the environment variable of the same name (docs/airflow.md):
@@ -7,9 +7,12 @@ the Airflow Variable or the environment variable of the same name (docs/airflow.
     duramen_spark_submit / DURAMEN_SPARK_SUBMIT   default: spark-submit beside that interpreter
     duramen_store / DURAMEN_STORE                 the store, when the param names none
 
-It runs hourly, or as DURAMEN_COMPACTION_SCHEDULE says when the file is parsed; empty: only by hand. A partition that
-fails, fails its own mapped task: the others go on, retention runs, and what was compacted is published. The file is
-complete in itself, so that it can be copied into any DAG folder.
+Two environment variables are read when the file is parsed. DURAMEN_COMPACTION_SCHEDULE is a schedule instead of hourly;
+empty: only by hand. DURAMEN_SPARK_CONN is the id of a Spark connection: then Airflow's Spark provider submits, to the
+master that the connection names.
+
+A partition that fails, fails the task of its share: the other partitions and shares go on, retention runs, and what was
+compacted is published. The file is complete in itself, so that it can be copied into any DAG folder.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 # schedules on the alias, as duramen_restore does; whoever wants one, on Asset("x-duramen://STORE/TOPIC").
 COMPACTED = AssetAlias("duramen-compacted")
 
+CONNECTION = os.environ.get("DURAMEN_SPARK_CONN", "")
+SPARK_CONF = {"spark.ui.enabled": "false", "spark.log.level": "WARN"}
 TOPIC = "^[a-zA-Z0-9._-]{1,249}$"
 MASTER = r"^(local|local\[(\*|[1-9][0-9]*)\]|yarn|(spark|k8s)://[^\s]+)$"
 
@@ -62,6 +67,59 @@ def answer(python: str, *arguments: str) -> str:
     if done.returncode:
         raise AirflowFailException(done.stderr.strip() or f"{command} ended with {done.returncode}")
     return done.stdout
+
+
+def run_loudly(command: list[str], python: str) -> str:
+    """Run it with its output in the task's log as it comes; its last line of error. Killing the task kills it too."""
+    print("running", *command, flush=True)
+    try:
+        process = subprocess.Popen(
+            command, env=environment(python), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as error:
+        raise AirflowFailException(f"cannot start {command[0]}: {error}. Set duramen_spark_submit.") from None
+    assert process.stdout is not None
+    last = ""
+    for line in process.stdout:
+        print(line.rstrip())
+        last = line.strip() if line.startswith("error:") else last
+    code = process.wait()
+    return last or (f"spark-submit ended with {code} and no report, see the log above" if code else "")
+
+
+def is_failure(run: dict[str, Any]) -> bool:
+    return run["result"] not in ("done", "skipped")
+
+
+def share_name(share: dict[str, Any]) -> str:
+    """What a mapped task is called: `orders:0-49`, or `orders:0-49 and 3 topics more`."""
+    first, *others = share["only"]
+    if not others:
+        return str(first)[:200]
+    return f"{first[:200]} and {len(others)} {'topic' if len(others) == 1 else 'topics'} more"
+
+
+def submit_by_provider(planned: Any) -> Any:
+    """The shares as tasks of Airflow's Spark provider; master, queue and deploy mode are the connection's."""
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+    return SparkSubmitOperator.partial(
+        task_id="compact_share",
+        conn_id=CONNECTION,
+        max_active_tis_per_dagrun=2,
+        retries=0,
+        map_index_template="{{ task.name }}",
+    ).expand_kwargs(planned.map(submission))
+
+
+def submission(share: dict[str, Any]) -> dict[str, Any]:
+    python = share["python"]
+    return {
+        "name": share["name"],
+        "application": share["application"],
+        "application_args": share["arguments"],
+        "conf": {"spark.pyspark.python": python, "spark.pyspark.driver.python": python} | share["conf"],
+    }
 
 
 def known_params(context: Any) -> Any:
@@ -104,6 +162,12 @@ def chosen_store(params: Any) -> str:
             description="A dirty ratio instead of the topics' own min.cleanable.dirty.ratio",
         ),
         "force": Param(False, type="boolean", description="Ignore the dirty ratio, and earlier failures"),
+        "share_bytes": Param(
+            4 << 30,
+            type="integer",
+            minimum=1,
+            description="So many bytes of partitions are compacted by one Spark application",
+        ),
         "master": Param("local[2]", type="string", pattern=MASTER, description="Spark's master"),
         "spark_conf": Param(
             {},
@@ -116,16 +180,18 @@ def chosen_store(params: Any) -> str:
 )
 def duramen_compaction() -> None:
     @task
-    def plan_partitions() -> list[dict[str, Any]]:
-        """The due partitions, most urgent first."""
+    def plan_shares() -> list[dict[str, Any]]:
+        """The due partitions, most urgent first, in shares of one Spark application each."""
         context = get_current_context()
         params = known_params(context)
         arguments = ["--store", chosen_store(params), *(f"--topic={topic}" for topic in params["topics"])]
+        arguments += ["--share-bytes", str(params["share_bytes"])]
         if params["ratio"] is not None:
             arguments += ["--ratio", str(params["ratio"])]
         if params["force"]:
             arguments.append("--force")
-        plan = json.loads(answer(project_python(), "-m", "duramen.job", "plan", *arguments))
+        python = project_python()
+        plan = json.loads(answer(python, "-m", "duramen.job", "plan", *arguments))
         for each in plan["due"] + plan["not_due"]:
             print(f"{each['topic']}-{each['partition']}: {each['why']} (dirty ratio {each['dirty_ratio']:.2f})")
         for problem in plan["problems"]:
@@ -133,66 +199,51 @@ def duramen_compaction() -> None:
         context["ti"].xcom_push(key="problems", value=plan["problems"])
         if params["dry_run"]:
             return []
-        return [
-            {"store": plan["store"], "topic": each["topic"], "partition": each["partition"]} for each in plan["due"]
-        ]
+        # The plan has judged by the ratio.
+        force = ["--force"] if params["force"] or params["ratio"] is not None else []
+        common = {
+            "python": python,
+            "application": answer(python, "-m", "duramen.job", "submit-file").strip(),
+            "conf": SPARK_CONF | params["spark_conf"],
+        }
+        shares = []
+        for number, each in enumerate(plan["shares"]):
+            print(f"share {number}: {each['partitions']} partitions, {each['size_bytes']} bytes, {each['only']}")
+            words = ["--store", plan["store"], *(f"--only={word}" for word in each["only"])]
+            words += ["--airflow-run-id", context["run_id"], "--no-retention", *force]
+            shares.append({"name": share_name(each), "arguments": words, **common})
+        return shares
 
     # Each application is a JVM of its own, so few at a time. No retries: the job itself sets a failing partition aside
     # and tries it again with back-off.
-    @task(max_active_tis_per_dagrun=2, retries=0, map_index_template="{{ partition_name }}")
-    def compact_partition(partition: dict[str, Any]) -> dict[str, Any]:
-        """One partition, one Spark application; what it did, from its receipt."""
+    @task(max_active_tis_per_dagrun=2, retries=0, map_index_template="{{ share_name }}")
+    def compact_share(share: dict[str, Any]) -> None:
+        """The partitions of one share, by one Spark application."""
         context = get_current_context()
         params = context["params"]
-        name = f"{partition['topic']}-{partition['partition']}"
-        context["partition_name"] = name  # type: ignore[typeddict-unknown-key]
-        python = project_python()
+        context["share_name"] = share["name"]  # type: ignore[typeddict-unknown-key]
+        python = share["python"]
         spark_submit = setting("duramen_spark_submit", str(Path(python).parent / "spark-submit"))
-        application = Path(answer(python, "-m", "duramen.job", "submit-file").strip())
-        conf = {"spark.ui.enabled": "false", "spark.log.level": "WARN"} | params["spark_conf"]
         command = [spark_submit, "--master", params["master"]]
-        for key, value in conf.items():
+        for key, value in share["conf"].items():
             command += ["--conf", f"{key}={value}"]
         with tempfile.TemporaryDirectory(prefix="duramen-") as folder:
             report_path = Path(folder) / "report.json"
-            command += [str(application), "--store", partition["store"], f"--topic={partition['topic']}"]
-            command += ["--partition", str(partition["partition"]), "--airflow-run-id", context["run_id"]]
-            command += ["--report", str(report_path), "--no-retention"]
-            # The ratio was judged by the plan. A task that is run again by hand shall not wait for the job's back-off.
-            if params["force"] or params["ratio"] is not None or context["ti"].try_number > 1:
+            command += [share["application"], *share["arguments"], "--report", str(report_path)]
+            # A task that is run again by hand shall not wait for the job's back-off.
+            if context["ti"].try_number > 1 and "--force" not in share["arguments"]:
                 command.append("--force")
-            print("running", *command, flush=True)
-            # Its output goes into the task's log as it comes; killing the task kills the group it is in.
-            try:
-                process = subprocess.Popen(
-                    command, env=environment(python), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
-            except OSError as error:
-                raise AirflowFailException(f"cannot start {spark_submit}: {error}. Set duramen_spark_submit.") from None
-            assert process.stdout is not None
-            last = ""
-            for line in process.stdout:
-                print(line.rstrip())
-                last = line.strip() if line.startswith("error:") else last
-            code = process.wait()
-            if not report_path.exists():
-                raise AirflowFailException(last or f"spark-submit ended with {code} and no report, see the log above")
-            report = json.loads(report_path.read_text())
-        runs = [run for run in report["runs"] if run["partition"] == partition["partition"]]
-        outcome = runs[0] if runs else {"result": "failed", "reason": "; ".join(report["problems"]) or "it is gone"}
-        reason = f"{name}: {outcome['reason']}"
-        if outcome["result"] == "skipped" and "Airflow run id" not in outcome["reason"]:
-            raise AirflowSkipException(reason)
-        if outcome["result"] not in ("done", "skipped"):
-            raise AirflowFailException(reason)
-        receipt = outcome.get("receipt") or {}
-        return partition | {
-            "result": outcome["result"],
-            "run_id": outcome["run_id"],
-            "before_bytes": receipt.get("before_bytes"),
-            "after_bytes": receipt.get("after_bytes"),
-            "removed": receipt.get("removed"),
-        }
+            last = run_loudly(command, python)
+            report = json.loads(report_path.read_text()) if report_path.exists() else None
+        if report is None:
+            raise AirflowFailException(last or "spark-submit left no report, see the log above")
+        failed = [f"{run['topic']}-{run['partition']}: {run['reason']}" for run in report["runs"] if is_failure(run)]
+        if failed or report["problems"]:
+            raise AirflowFailException("; ".join(failed + report["problems"]))
+        # What another process is compacting, or is not due any more. What this run did before is no reason to skip.
+        left = [run for run in report["runs"] if run["result"] == "skipped" and "Airflow run id" not in run["reason"]]
+        if left and len(left) == len(report["runs"]):
+            raise AirflowSkipException("; ".join(sorted({run["reason"] for run in left})))
 
     @task(trigger_rule="all_done")
     def apply_retention() -> list[dict[str, Any]]:
@@ -208,14 +259,24 @@ def duramen_compaction() -> None:
         return retained
 
     @task(trigger_rule="all_done", outlets=[COMPACTED])
-    def publish_topics(outcomes: Any) -> list[str]:
-        """One event for each topic that was compacted, with what it came to."""
+    def publish_topics() -> list[dict[str, Any]]:
+        """One event for each topic that was compacted, with what the receipts of this run say."""
         context = get_current_context()
-        topics: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for each in outcomes[:] if outcomes else ():  # a slice: going through it one by one logs an error at its end
-            print(f"{each['topic']}-{each['partition']}: {each['before_bytes']} -> {each['after_bytes']} bytes")
-            topics.setdefault((each["store"], each["topic"]), []).append(each)
-        for (store, topic), done in topics.items():
+        params = known_params(context)
+        store = chosen_store(params)
+        arguments = ["--store", store, "--airflow-run-id", context["run_id"]]
+        outcomes: list[dict[str, Any]] = json.loads(
+            answer(project_python(), "-m", "duramen.job", "outcomes", *arguments)
+        )
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for each in outcomes:
+            name = f"{each['topic']}-{each['partition']}"
+            if each["result"] == "done":
+                print(f"{name}: {each['before_bytes']} -> {each['after_bytes']} bytes")
+                topics.setdefault(each["topic"], []).append(each)
+            else:
+                print(f"{name}: {each['result']}, {each['reason']}")
+        for topic, done in topics.items():
             extra = {
                 "store": store,
                 "topic": topic,
@@ -225,19 +286,23 @@ def duramen_compaction() -> None:
                 "airflow_run_id": context["run_id"],
             }
             context["outlet_events"][COMPACTED].add(Asset(f"x-duramen://{store}/{topic}"), extra=extra)
-        return [topic for _, topic in topics]
+        return outcomes
 
     @task(trigger_rule="none_failed")
     def all_compacted() -> None:
-        """Makes a run with a failed partition a failed run: the tasks above run in any case, and would hide it."""
-        problems = get_current_context()["ti"].xcom_pull(task_ids="plan_partitions", key="problems")
+        """Makes a run with a failed share a failed run: the tasks above run in any case, and would hide it."""
+        problems = get_current_context()["ti"].xcom_pull(task_ids="plan_shares", key="problems")
         if problems:
             raise AirflowFailException("; ".join(problems))
 
-    outcomes = compact_partition.expand(partition=plan_partitions())
-    retained = apply_retention()
-    outcomes >> retained
-    [outcomes, retained, publish_topics(outcomes)] >> all_compacted()
+    planned = plan_shares()
+    if CONNECTION:
+        compacted: Any = submit_by_provider(planned)
+    else:
+        compacted = compact_share.expand(share=planned)
+    retained, published = apply_retention(), publish_topics()
+    compacted >> [retained, published]
+    [compacted, retained, published] >> all_compacted()
 
 
 duramen_compaction()

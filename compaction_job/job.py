@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -189,11 +189,23 @@ def _chosen(
     return list(compacted_partitions(store, topics))
 
 
+def _wanted(
+    topics: Sequence[str] | Mapping[str, Collection[int]] | None, partitions: Sequence[int] | None
+) -> Callable[[str, int], bool]:
+    """Whether a partition of a topic that was asked for was asked for itself."""
+    of_topic = topics if isinstance(topics, Mapping) else {}
+
+    def wanted(topic: str, number: int) -> bool:
+        return (partitions is None or number in partitions) and (topic not in of_topic or number in of_topic[topic])
+
+    return wanted
+
+
 def compact(
     spark: SparkSession | None = None,
     store: str | PathLike[str] | LogStore = "",
     *,
-    topics: Sequence[str] | None = None,
+    topics: Sequence[str] | Mapping[str, Collection[int]] | None = None,
     partitions: Sequence[int] | None = None,
     dry_run: bool = False,
     force: bool = False,
@@ -209,6 +221,7 @@ def compact(
 ) -> Report:
     """Compact all partitions that are due; without `spark` in this process alone.
 
+    `topics` may also name the partitions of each; `partitions` are those of every topic.
     `force` ignores the dirty ratio, never min.compaction.lag.ms; `roll_active` closes active segments first. With
     `scheduled`, log.cleaner.enable=false leaves compaction out. The same `airflow_run_id` again does nothing twice.
     Raises UnknownTopic, NotCompacted, InvalidConfig; what goes wrong with one partition is in the report.
@@ -221,7 +234,9 @@ def compact(
         report = Report(name, "local" if spark is None else "spark", now, dry_run)
         if now_ms is None and (doubt := doubt_of(opened.clock)):
             report.notes.append(doubt)
-        chosen = [each for each in _chosen(opened, topics) if partitions is None or each[1] in partitions]
+        wanted = _wanted(topics, partitions)
+        topics = None if topics is None else list(topics)
+        chosen = [each for each in _chosen(opened, topics) if wanted(each[0].name, each[1])]
         if scheduled and not opened.broker_config.log_cleaner_enable:
             chosen = []
         ledger = _ledger(opened)
@@ -239,13 +254,13 @@ def compact(
             report.runs = [Run(each, SKIPPED, f"dry run; {each.why}") for each in plans]
         else:
             done_before = _done_before(ledger, airflow_run_id)
-            wanted = [each for each in plans if (each.topic_id, each.partition) not in done_before]
+            to_do = [each for each in plans if (each.topic_id, each.partition) not in done_before]
             report.runs = [
                 Run(each, SKIPPED, "done already under this Airflow run id")
                 for each in plans
                 if (each.topic_id, each.partition) in done_before
             ]
-            side_by_side = _side_by_side(wanted, at_once, roll_active)
+            side_by_side = _side_by_side(to_do, at_once, roll_active)
             inside = max(at_once // side_by_side, 1)
             context = Context(
                 store=opened,
@@ -268,11 +283,11 @@ def compact(
                 swapped=progress.swapped,
             )
             try:
-                report.runs += _run_all(context, opened, wanted, side_by_side, progress)
+                report.runs += _run_all(context, opened, to_do, side_by_side, progress)
             finally:
                 _write_counts(context, report)
             if retention and not stopping():
-                retain_all(opened, topics, partitions, now, report, stopping)
+                retain_all(opened, topics, wanted, now, report, stopping)
             sweep_runs(opened)
             # The daemon looks every few seconds, mostly for nothing; its retention job writes them in any case.
             if not stopping() and (report.done or report.retained or not scheduled):
@@ -409,7 +424,7 @@ def _engines(
 def retain_all(
     store: LogStore,
     topics: Sequence[str] | None,
-    partitions: Sequence[int] | None,
+    wanted: Callable[[str, int], bool] | None,
     now_ms: int,
     report: Report,
     stopping: Callable[[], bool] = lambda: False,
@@ -422,7 +437,7 @@ def retain_all(
         if not stopping():
             _flush_first(store, topic, report)
         for number in range(topic.partitions):
-            if partitions is not None and number not in partitions:
+            if wanted is not None and not wanted(topic.name, number):
                 continue
             if stopping():
                 return

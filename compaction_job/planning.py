@@ -1,6 +1,6 @@
 """What is due, as JSON: `python -m compaction_job.planning --store DIR [--topic T]… [--ratio X]`.
 
-For schedulers that start one application a partition: most urgent first, and why the others are left alone. Changes
+For schedulers: most urgent first, in shares for one Spark application each, and why the others are left alone. Changes
 nothing. Exit codes are those of the `duramen` command: 0 done, 1 failed, 2 bad usage.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compaction_job.job import plan
+from compaction_job.shares import SHARE_BYTES, shares, written
 from logstore.errors import DuramenError
 from logstore.store.compaction import PartitionPlan, compacted_partitions, most_urgent_first, plan_details
 from logstore.store.store import LogStore
@@ -25,6 +26,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--topic", action="append", dest="topics", metavar="NAME", help="only these topics")
     options.add_argument("--ratio", type=_ratio, metavar="X", help="this dirty ratio instead of the topics' own")
     options.add_argument("--force", action="store_true", help="ignore the dirty ratio, and earlier failures")
+    options.add_argument(
+        "--share-bytes", type=_bytes, default=SHARE_BYTES, metavar="N", help="how large a share may be"
+    )
     options.add_argument("--now-ms", type=int)
     return options
 
@@ -36,6 +40,13 @@ def _ratio(text: str) -> float:
     return ratio
 
 
+def _bytes(text: str) -> int:
+    size = int(text)
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return size
+
+
 def due_partitions(
     store: LogStore,
     *,
@@ -43,6 +54,7 @@ def due_partitions(
     ratio: float | None = None,
     force: bool = False,
     now_ms: int | None = None,
+    share_bytes: int = SHARE_BYTES,
 ) -> dict[str, Any]:
     """The document the command prints. Raises UnknownTopic, NotCompacted."""
     names = list(dict.fromkeys(topic.name for topic, _ in compacted_partitions(store, topics)))
@@ -57,10 +69,16 @@ def due_partitions(
         else:
             found += [each for each, _ in planned]
     plans = most_urgent_first(found)
+    due = [each for each in plans if _is_due(each, force)]
+    sizes = {(each.topic, each.partition): each.size_bytes for each in due}
     return {
         "store": store.path,
         "topics": names,
-        "due": [_described(each) for each in plans if _is_due(each, force)],
+        "due": [_described(each) for each in due],
+        "shares": [
+            {"only": written(share), "partitions": len(share), "size_bytes": sum(sizes[each] for each in share)}
+            for share in shares(sizes, share_bytes)
+        ],
         "not_due": [_described(each) for each in plans if not _is_due(each, force)],
         "problems": problems,
     }
@@ -92,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ratio=options.ratio,
                 force=options.force,
                 now_ms=options.now_ms,
+                share_bytes=options.share_bytes,
             )
     except (DuramenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

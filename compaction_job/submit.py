@@ -18,6 +18,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--store", default=os.environ.get("DURAMEN_STORE"), help="the store's directory")
     options.add_argument("--topic", action="append", dest="topics", metavar="NAME", help="only these topics")
     options.add_argument("--partition", action="append", dest="partitions", type=int, metavar="N")
+    options.add_argument(
+        "--only", action="append", type=_share, metavar="TOPIC:N-M,N", help="only these partitions of a topic"
+    )
     options.add_argument("--force", action="store_true", help="ignore the dirty ratio")
     options.add_argument("--roll-active", action="store_true", help="close active segments first")
     options.add_argument("--dry-run", action="store_true")
@@ -29,14 +32,27 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
+def _share(word: str) -> str:
+    from compaction_job.shares import read
+
+    try:
+        read([word])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return word
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if not options.store:
         parser().error("no store: give --store, or set DURAMEN_STORE")
+    if options.only and (options.topics or options.partitions):
+        parser().error("--only names topics and partitions: give no --topic and no --partition with it")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     from compaction_job.job import compact
+    from compaction_job.shares import read
     from logstore.errors import DuramenError
 
     spark = SparkSession.builder.appName("duramen-compaction").getOrCreate()
@@ -44,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = compact(
             spark,
             options.store,
-            topics=options.topics,
+            topics=read(options.only) if options.only else options.topics,
             partitions=options.partitions,
             force=options.force,
             roll_active=options.roll_active,

@@ -1,6 +1,6 @@
-"""The compaction job for schedulers: `python -m duramen.job plan|retain|submit-file …`.
+"""The compaction job for schedulers: `python -m duramen.job plan|retain|outcomes|submit-file …`.
 
-`plan` and `retain` print one JSON document; `submit-file` prints the path of the application for `spark-submit`.
+`plan`, `retain` and `outcomes` print one JSON document; `submit-file` the path of the application for `spark-submit`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from compaction_job.retention import main as retain
 
         return retain(words)
+    if step == "outcomes":
+        from compaction_job.outcomes import main as outcomes
+
+        return outcomes(words)
     if step == "submit-file" and not words:
         from compaction_job import submit
 
         print(submit.__file__)
         return 0
-    print("usage: python -m duramen.job plan|retain|submit-file", file=sys.stderr)
+    print("usage: python -m duramen.job plan|retain|outcomes|submit-file", file=sys.stderr)
     return 2
 
 

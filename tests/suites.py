@@ -55,7 +55,7 @@ SUITES = (
     Suite("unit", ("tests/logstore", "tests/compaction_job", "tests/duramen", "tests/test_*.py"), limit_s=3600),
     Suite("streaming", ("tests/streaming",), needs_java=True, arguments=("--timeout=900",)),
     Suite("conformance", ("tests/conformance",), needs_java=True, arguments=("--timeout=600",)),
-    Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "60"}, arguments=("--timeout=600",)),
+    Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "30"}, arguments=("--timeout=600",)),
     Suite("package", ("tests/package",), needs_java=True, arguments=("--timeout=900",)),
     Suite("reads", ("tests/streaming_reads",), needs_java=True, arguments=("--timeout=900",)),
     Suite("airflow", ("tests/airflow_dags",), needs_java=True, arguments=("--timeout=1200",)),

@@ -34,6 +34,9 @@ class Airflow:
     home: Path
     env: dict[str, str]
 
+    def with_env(self, **more: str) -> Airflow:
+        return Airflow(self.home, self.env | more)
+
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """What `driver.py` answers; its output, Airflow's log, is shown when it fails."""
         paths = [self.home / "request.json", self.home / "answer.json"]
@@ -84,7 +87,6 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
         "DURAMEN_PYTHON": sys.executable,
         "DURAMEN_COMPACTION_SCHEDULE": "",  # nothing starts by itself
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     made = Airflow(home, env)
     made.command(VENV / "bin" / "airflow", "db", "migrate")

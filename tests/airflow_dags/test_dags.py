@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -134,13 +136,12 @@ def test_both_dags_are_imported_without_errors(airflow: Airflow) -> None:
     assert found["dags"]["duramen_restore"]["tasks"] == ["choose_topics", "restore_topic"]
 
 
-def test_a_run_compacts_each_partition_by_a_spark_application(compacted: tuple[Filled, dict[str, Any]]) -> None:
+def test_a_run_compacts_all_that_is_due_by_one_spark_application(compacted: tuple[Filled, dict[str, Any]]) -> None:
     store, run = compacted
     assert run["state"] == "success"
     assert run["tasks"] == {
-        "plan_partitions": "success",
-        f"compact_partition/{TOPIC}-0": "success",
-        f"compact_partition/{TOPIC}-1": "success",
+        "plan_shares": "success",
+        f"compact_share/{TOPIC}:0-1": "success",
         "apply_retention": "success",
         "publish_topics": "success",
         "all_compacted": "success",
@@ -180,8 +181,7 @@ def test_the_same_run_id_again_changes_no_file(airflow: Airflow, compacted: tupl
     again = airflow.ask("run", dag_id="duramen_compaction", conf=store.conf, at=FIRST)
     assert again["run_id"] == run["run_id"]
     assert (again["state"], again["tasks"]) == (run["state"], run["tasks"])
-    results = [result["value"] for result in again["results"] if result["task"] == "compact_partition"]
-    assert [result["result"] for result in results] == ["skipped"] * PARTITIONS
+    assert [event["extra"] for event in again["events"]][-1] == run["events"][0]["extra"]  # it tells the same again
     assert store.files() == before
     assert len(store.receipts()) == PARTITIONS
     assert store.due() == [f"{TOPIC}-0", f"{TOPIC}-1"]
@@ -193,8 +193,8 @@ def test_a_dry_run_says_what_is_due_and_changes_nothing(airflow: Airflow, tmp_pa
     run = airflow.ask("run", dag_id="duramen_compaction", conf=store.conf | {"dry_run": True}, at=SECOND)
     assert run["state"] == "success"
     assert run["tasks"] == {
-        "plan_partitions": "success",
-        "compact_partition": "skipped",
+        "plan_shares": "success",
+        "compact_share": "skipped",
         "apply_retention": "skipped",
         "publish_topics": "success",
         "all_compacted": "success",
@@ -203,13 +203,14 @@ def test_a_dry_run_says_what_is_due_and_changes_nothing(airflow: Airflow, tmp_pa
     assert store.files(".") == before
 
 
-def test_a_failing_partition_fails_its_own_task_only(failed: tuple[Filled, dict[str, Any]]) -> None:
+def test_a_failing_partition_fails_the_task_of_its_share_and_stops_nothing_else(
+    failed: tuple[Filled, dict[str, Any]],
+) -> None:
     store, run = failed
     assert run["state"] == "failed"
     assert run["tasks"] == {
-        "plan_partitions": "success",
-        "compact_partition/payments-0": "failed",
-        "compact_partition/payments-1": "success",
+        "plan_shares": "success",
+        "compact_share/payments:0-1": "failed",
         "apply_retention": "success",
         "publish_topics": "success",
         "all_compacted": "upstream_failed",
@@ -219,6 +220,62 @@ def test_a_failing_partition_fails_its_own_task_only(failed: tuple[Filled, dict[
     assert "checksum" in receipts[0].reason
     (event,) = run["events"]
     assert event["extra"]["partitions"] == [1]
+
+
+@pytest.fixture(scope="module")
+def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A topic with fifty small partitions, all of them due."""
+    path = tmp_path_factory.mktemp("airflow") / "store"
+    with LogStore(path, create=True) as store:
+        store.create_topic("wide", partitions=50, configs=CONFIGS)
+        for _ in range(3):
+            numbers = [number % 50 for number in range(4000)]
+            keys = [b"key-%d" % (number // 50 % 10) for number in range(4000)]
+            store.append(
+                "wide", pa.table({"key": keys, "value": [bytes(60)] * 4000, "partition": pa.array(numbers, pa.int32())})
+            )
+        Committer(store).flush(store.topic("wide"))
+    return path
+
+
+def test_fifty_small_partitions_take_few_applications_and_little_time(airflow: Airflow, fifty: Path) -> None:
+    due = [each.name for each, _ in plan(fifty, estimate=False) if each.is_due]
+    assert len(due) == 50
+    began = time.monotonic()
+    conf = {"store": str(fifty), "spark_conf": SPARK_CONF}
+    run = airflow.ask("run", dag_id="duramen_compaction", conf=conf, at="2026-03-05T00:00:00+00:00")
+    seconds = time.monotonic() - began
+    assert run["state"] == "success"
+    applications = [name for name in run["tasks"] if name.startswith("compact_share/")]
+    assert 1 <= len(applications) <= 4
+    (event,) = run["events"]
+    assert event["extra"]["partitions"] == list(range(50))
+    assert seconds < 180
+
+
+def test_the_spark_provider_submits_shares_of_the_asked_size_to_its_connection(
+    airflow: Airflow, tmp_path: Path
+) -> None:
+    store = filled(tmp_path / "store", random.Random(9))
+    connection = {"conn_type": "spark", "host": "local[1]", "extra": {"spark-binary": "spark-submit"}}
+    provided = airflow.with_env(
+        DURAMEN_SPARK_CONN="duramen_spark",
+        AIRFLOW_CONN_DURAMEN_SPARK=json.dumps(connection),
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{airflow.env['PATH']}",
+    )
+    conf = store.conf | {"share_bytes": 1}
+    run = provided.ask("run", dag_id="duramen_compaction", conf=conf, at="2026-03-06T00:00:00+00:00")
+    assert run["state"] == "success"
+    assert run["tasks"] == {
+        "plan_shares": "success",
+        f"compact_share/{TOPIC}:0": "success",
+        f"compact_share/{TOPIC}:1": "success",
+        "apply_retention": "success",
+        "publish_topics": "success",
+        "all_compacted": "success",
+    }
+    assert [(receipt.engine, receipt.result) for receipt in store.receipts()] == [("spark", "done")] * 2
+    assert store.read() == store.latest
 
 
 BAD_CONFS: list[tuple[str, Any]] = [
@@ -233,6 +290,7 @@ BAD_CONFS: list[tuple[str, Any]] = [
     ("store", "relative/path"),
     ("master", "local[0]"),
     ("master", "local --conf x"),
+    ("share_bytes", 0),
     ("spark_conf", {"not.spark": "1"}),
     ("spark_conf", {"spark.executor.cores": 2}),
 ]
@@ -251,8 +309,8 @@ def test_what_no_schema_can_tell_is_a_plain_error_of_the_first_task(
     airflow: Airflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases: list[tuple[str, str, dict[str, Any], str]] = [
-        ("duramen_compaction", "plan_partitions", {"topic": [TOPIC]}, "no param is called topic"),
-        ("duramen_compaction", "plan_partitions", {"store": "/nowhere/at/all"}, "no store here (file /nowhere/at/all"),
+        ("duramen_compaction", "plan_shares", {"topic": [TOPIC]}, "no param is called topic"),
+        ("duramen_compaction", "plan_shares", {"store": "/nowhere/at/all"}, "no store here (file /nowhere/at/all"),
         ("duramen_restore", "choose_topics", {}, "no topics: give the param topics"),
     ]
     runs = [
@@ -322,13 +380,12 @@ class TestWithAScheduler:
 
         found = until(300, tasks, "all_compacted", "success", "failed")
         assert {name: each["state"] for name, each in found.items() if name != "all_compacted"} == {
-            "plan_partitions": "success",
-            "payments-0": "success",
-            "payments-1": "success",
+            "plan_shares": "success",
+            "payments:0-1": "success",
             "apply_retention": "success",
             "publish_topics": "success",
         }
-        assert found["payments-0"]["try_number"] == 2
+        assert found["payments:0-1"]["try_number"] == 2
         receipts = [(each.partition, each.result, each.airflow_run_id) for each in store.receipts()]
         assert sorted(receipts) == [
             (0, "done", run["run_id"]),

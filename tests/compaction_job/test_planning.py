@@ -1,4 +1,4 @@
-"""`python -m compaction_job.planning`: what schedulers that start one application a partition are told."""
+"""`python -m compaction_job.planning`: what schedulers are told."""
 
 from __future__ import annotations
 

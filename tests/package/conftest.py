@@ -73,22 +73,41 @@ def _pins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pins
 
 
-def _install(wheel: Path, extras: str, tmp_path_factory: pytest.TempPathFactory, *more: str) -> Installed:
-    environment = tmp_path_factory.mktemp("environment")
-    venv.create(environment, with_pip=True)
+def _install(environment: Path, wheel: Path, extras: str, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Into an environment that is made, or into one that has less."""
+    if not environment.exists():
+        venv.create(environment, with_pip=True)
     command = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["-c", _pins(tmp_path_factory), f"duramen{extras} @ {wheel.as_uri()}", *more]
+    command += ["-c", _pins(tmp_path_factory), f"duramen{extras} @ {wheel.as_uri()}"]
     subprocess.run(list(map(str, command)), check=True)
     return Installed(environment, tmp_path_factory.mktemp("work"))
+
+
+# Each extra by itself: an environment gets the next one when the tests without it are over, so their order in the file
+# counts.
 
 
 @pytest.fixture(scope="session")
 def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The engine and the command, no extra."""
-    return _install(wheel, "", tmp_path_factory)
+    return _install(tmp_path_factory.mktemp("base") / "environment", wheel, "", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Every extra but the compiler's."""
-    return _install(wheel, "[spark,delta,schedule]", tmp_path_factory)
+def scheduled(base: Installed, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return _install(base.environment, wheel, "[schedule]", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def compiler(base: Installed, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return _install(base.environment, wheel, "[compile]", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def spark(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return _install(tmp_path_factory.mktemp("spark") / "environment", wheel, "[spark]", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def delta(spark: Installed, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return _install(spark.environment, wheel, "[spark,delta]", tmp_path_factory)

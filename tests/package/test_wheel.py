@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -131,6 +132,40 @@ def test_a_stranger_called_streaming_is_left_alone(base: Installed, dist: Path) 
     base.script(text, PYTHONPATH=str(target))
 
 
+def test_the_scheduler_serves_metrics(scheduled: Installed) -> None:
+    store = str(scheduled.work / "scheduled")
+    scheduled.script(WRITE.format(store=store))
+    text = (
+        "import socket, urllib.request\n"
+        "from duramen.compaction_job.scheduler import Scheduler\n"
+        "with socket.socket() as free:\n"
+        "    free.bind(('127.0.0.1', 0))\n"
+        "    port = free.getsockname()[1]\n"
+        f"with Scheduler({store!r}, metrics_port=port):\n"
+        "    print(urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read().decode())\n"
+    )
+    assert 'duramen_log_bytes{partition="0"' in scheduled.script(text)
+
+
+def test_without_shipped_kernels_the_compiler_says_so_once_and_fills_its_cache(compiler: Installed) -> None:
+    folder = Path(compiler.script("import duramen.logstore.records as r; print(r.__path__[0])").strip()) / "compiled"
+    folder.rename(folder.with_name("elsewhere"))
+    cache = str(compiler.work / "cache")
+    told = []
+    try:
+        for number in range(2):
+            program = WRITE.format(store=str(compiler.work / f"compiled-{number}"))
+            done = compiler.run(compiler.python, "-c", program, DURAMEN_CACHE_DIR=cache)
+            assert done.returncode == 0, done.stderr
+            told.append(done.stderr.splitlines())
+    finally:
+        folder.with_name("elsewhere").rename(folder)
+    assert told == [
+        ["duramen: compiling the kernels for this processor; this takes about half a minute, once"],
+        [],
+    ]
+
+
 # --- with Spark -------------------------------------------------------------------------------------------------------
 
 SPARK = """
@@ -138,18 +173,25 @@ import json, sys
 from pyspark.sql import SparkSession
 from duramen import LogSink, LogStore, restore_into_delta, restore_state
 
-store = sys.argv[1]
-with LogStore(store, create=True) as made:
-    for name in ("batch", "stream"):
-        made.create_topic(name, partitions=2, configs={"cleanup.policy": "compact"})
-import delta
+store, with_delta = sys.argv[1], sys.argv[2:] == ["delta"]
 builder = (
     SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     .config("spark.sql.shuffle.partitions", 2)
-    .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-    .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
 )
-spark = delta.configure_spark_with_delta_pip(builder).getOrCreate()
+if with_delta:
+    import delta
+
+    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension").config(
+        "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    )
+    spark = delta.configure_spark_with_delta_pip(builder).getOrCreate()
+    restore_into_delta(spark, store=store, topic="stream", path=store + "-table")
+    print("ANSWER " + json.dumps({"table": spark.read.format("delta").load(store + "-table").count()}))
+    sys.exit()
+with LogStore(store, create=True) as made:
+    for name in ("batch", "stream"):
+        made.create_topic(name, partitions=2, configs={"cleanup.policy": "compact"})
+spark = builder.getOrCreate()
 rows = spark.range(100).selectExpr("cast(id % 10 as string) key", "cast(id as string) value")
 rows.write.format("duramen").mode("append").option("store", store).option("topic", "batch").save()
 rows.write.parquet(store + "-rows")
@@ -161,53 +203,37 @@ query = (
 query.awaitTermination()
 read = spark.read.format("duramen").option("store", store).option("subscribe", "batch,stream").load()
 counts = {row["topic"]: row["count"] for row in read.groupBy("topic").count().collect()}
-state = restore_state(spark, store=store, topic="stream")
-states = state.count()
-restore_into_delta(spark, store=store, topic="stream", path=store + "-table")
-table = spark.read.format("delta").load(store + "-table").count()
-print("ANSWER " + json.dumps({"counts": counts, "state": states, "table": table}))
+print("ANSWER " + json.dumps({"counts": counts, "state": restore_state(spark, store=store, topic="stream").count()}))
 """
 
 
-def test_batch_write_stream_source_restore_and_delta(full: Installed) -> None:
-    done = full.run(full.python, "-c", SPARK, full.work / "spark")
+def answer_of(done: subprocess.CompletedProcess[str]) -> object:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    answer = json.loads(re.findall(r"^ANSWER (.*)$", done.stdout, re.MULTILINE)[0])
-    assert answer == {"counts": {"batch": 100, "stream": 100}, "state": 10, "table": 10}
+    return json.loads(re.findall(r"^ANSWER (.*)$", done.stdout, re.MULTILINE)[0])
 
 
-def test_compaction_by_spark_submit(full: Installed) -> None:
-    store = str(full.work / "submitted")
-    full.script(WRITE.format(store=store))
-    command = full.environment / "bin" / "duramen"
-    full.run(command, "--store", store, "topics", "alter", "orders", "--config", "cleanup.policy=compact")
-    application = full.run(full.python, "-m", "duramen.job", "submit-file").stdout.strip()
-    assert application.startswith(str(full.environment))
-    submit = full.environment / "bin" / "spark-submit"
-    done = full.run(submit, "--master", "local[1]", application, "--store", store, "--force", "--roll-active")
+def test_batch_write_stream_source_and_restore(spark: Installed) -> None:
+    done = spark.run(spark.python, "-c", SPARK, spark.work / "spark")
+    assert answer_of(done) == {"counts": {"batch": 100, "stream": 100}, "state": 10}
+
+
+def test_compaction_by_spark_submit(spark: Installed) -> None:
+    store = str(spark.work / "submitted")
+    spark.script(WRITE.format(store=store))
+    command = spark.environment / "bin" / "duramen"
+    spark.run(command, "--store", store, "topics", "alter", "orders", "--config", "cleanup.policy=compact")
+    application = spark.run(spark.python, "-m", "duramen.job", "submit-file").stdout.strip()
+    assert application.startswith(str(spark.environment))
+    submit = spark.environment / "bin" / "spark-submit"
+    done = spark.run(submit, "--master", "local[1]", application, "--store", store, "--force", "--roll-active")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     report = json.loads(done.stdout)
     assert [run["result"] for run in report["runs"]] == ["done"]
-    answer = full.run(command, "--store", store, "consume", "orders", "--from-offset", "earliest")
+    answer = spark.run(command, "--store", store, "consume", "orders", "--from-offset", "earliest")
     assert len(answer.stdout.splitlines()) == 1
 
 
-def test_the_scheduler_serves_metrics(full: Installed) -> None:
-    store = str(full.work / "scheduled")
-    full.script(WRITE.format(store=store))
-    text = (
-        "import socket, urllib.request\n"
-        "from duramen.compaction_job.scheduler import Scheduler\n"
-        "with socket.socket() as free:\n"
-        "    free.bind(('127.0.0.1', 0))\n"
-        "    port = free.getsockname()[1]\n"
-        f"with Scheduler({store!r}, metrics_port=port):\n"
-        "    print(urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read().decode())\n"
-    )
-    assert 'duramen_log_bytes{partition="0"' in full.script(text)
-
-
-def test_the_dags_of_the_wheel_are_sound_python_and_name_modules_that_are_there(full: Installed) -> None:
+def test_the_dags_of_the_wheel_are_sound_python_and_name_modules_that_are_there(spark: Installed) -> None:
     """The airflow suite runs the same files in a real Airflow; here they are those of the wheel."""
     text = (
         "import importlib.resources\n"
@@ -215,15 +241,20 @@ def test_the_dags_of_the_wheel_are_sound_python_and_name_modules_that_are_there(
         "for name in ('duramen_compaction.py', 'duramen_restore.py'):\n"
         "    compile((folder / name).read_text(), name, 'exec')\n"
     )
-    full.script(text)
-    store = str(full.work / "planned")
-    full.script(WRITE.format(store=store))
+    spark.script(text)
+    store = str(spark.work / "planned")
+    spark.script(WRITE.format(store=store))
     for step in ("plan", "retain"):
-        done = full.run(full.python, "-m", "duramen.job", step, "--store", store)
+        done = spark.run(spark.python, "-m", "duramen.job", step, "--store", store)
         assert done.returncode == 0, done.stderr
         json.loads(done.stdout)
 
 
-def test_the_demo_is_in_the_wheel(full: Installed) -> None:
-    done = full.run(full.python, "-m", "duramen.demo", "--help")
+def test_the_demo_is_in_the_wheel(spark: Installed) -> None:
+    done = spark.run(spark.python, "-m", "duramen.demo", "--help")
     assert done.returncode == 0, done.stderr
+
+
+def test_restore_into_a_delta_table(delta: Installed, spark: Installed) -> None:
+    done = delta.run(delta.python, "-c", SPARK, spark.work / "spark", "delta")
+    assert answer_of(done) == {"table": 10}
