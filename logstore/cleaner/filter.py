@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from logstore.cleaner.dedupe_map import DedupeMap, Judged
 from logstore.cleaner.transactions import Transactions
-from logstore.errors import CorruptBatch
+from logstore.errors import BufferLimit, CorruptBatch
 from logstore.limits import INT32_MAX, INT64_MAX, INT64_MIN, Limits
 from logstore.records import slots
 from logstore.records.codes import EXPLAINED, OK
@@ -150,6 +150,7 @@ class Workshop:
 
     def __init__(self, offset_map: DedupeMap, *, limits: Limits) -> None:
         self.offset_map = offset_map
+        self.limits = limits
         self.decoder = Decoder(limits=limits, headers=False, control=True)
         self.memory = Memory(blocks=3)
 
@@ -163,6 +164,7 @@ class Filter:
         self._transactions = transactions
         self._decoder = shop.decoder
         self._memory = shop.memory
+        self._limits = shop.limits
         self.counts = Counts()
         #: index entries of markers that stay, since they were last taken
         self.aborted: list[AbortedTransaction] = []
@@ -193,12 +195,14 @@ class Filter:
                 file=chunk.file,
                 base_position=chunk.position,
             )
+            wanted_codec_id = self._codec_of(table[first:last])
+            block[slots.B_CODEC] = -1 if wanted_codec_id is None else wanted_codec_id
             kernels().choose_actions(address_of(table), first, last, address_of(block))
             changed = bool(block[slots.B_CHANGED])
             if settings.merge_bytes:
                 changed |= self._join(table[first:last], marks[first:last])
             self._count(judged, block)
-            self._look_ahead(chunk, table, marks, first, last, keep)
+            self._look_ahead(chunk, table, marks, first, last, keep, recodes=wanted_codec_id == settings.codec_id)
             begin = chunk.position + int(table[first, POSITION])
             end = chunk.position + int(table[last - 1, POSITION] + table[last - 1, SIZE])
             yield Filtered(begin, end, changed, marks, table, first, last, keep)
@@ -211,13 +215,21 @@ class Filter:
         block[slots.B_FIRST_UNCLEANABLE] = settings.first_uncleanable_offset
         block[slots.B_NOW_MS] = settings.now_ms
         block[slots.B_DELETE_RETENTION_MS] = settings.delete_retention_ms
-        block[slots.B_CODEC] = -1 if settings.codec_id is None else settings.codec_id
         if settings.survivors is not None:
             block[slots.B_SURVIVORS] = address_of(settings.survivors.bits)
             block[slots.B_SURVIVORS_FIRST] = settings.survivors.first_offset
             block[slots.B_SURVIVORS_END] = settings.survivors.end_offset
         block[slots.B_NEXT_HORIZON] = INT64_MAX
         return block
+
+    def _codec_of(self, table: BatchTable) -> int | None:
+        """The codec the part is to get; None, as it was, where a batch could become larger than a reader holds.
+
+        Only batches from elsewhere are so large: what this store encodes fits before it is compressed.
+        """
+        if self._settings.codec_id is None or int(table[:, PAYLOAD_SIZE].max()) > self._limits.written_batch_bytes:
+            return None
+        return self._settings.codec_id
 
     def _mark_apart(self, chunk: Chunk, table: BatchTable, marks: Marks) -> None:
         """Mark what transactions and producers decide, batch by batch."""
@@ -286,11 +298,19 @@ class Filter:
         block[slots.B_NEXT_HORIZON] = INT64_MAX
 
     def _look_ahead(
-        self, chunk: Chunk, table: BatchTable, marks: Marks, first: int, last: int, keep: npt.NDArray[np.uint8]
+        self,
+        chunk: Chunk,
+        table: BatchTable,
+        marks: Marks,
+        first: int,
+        last: int,
+        keep: npt.NDArray[np.uint8],
+        *,
+        recodes: bool,
     ) -> None:
         """What says when a part is to be looked at again, although nothing new comes."""
         settings, counts = self._settings, self.counts
-        if settings.wanted_codec_id is not None:
+        if settings.wanted_codec_id is not None and recodes:  # what cannot be compressed anew is no reason to come back
             data = (table[first:last, ATTRIBUTES] & CONTROL_BIT) == 0
             other = (marks[first:last, MARK_KEPT] > 0) & (marks[first:last, MARK_CODEC] != settings.wanted_codec_id)
             counts.other_codec += int((data & other).sum())
@@ -349,6 +369,12 @@ class Filter:
                 continue
             packed += source[position : position + HEADER_BYTES]
             packed += CODECS[attributes & CODEC_MASK].compress(source[position + HEADER_BYTES : position + size], None)
+            if len(packed) - at > self._limits.read_buffer_bytes:
+                raise BufferLimit(
+                    f"a batch would have {len(packed) - at} bytes once it is rewritten; a read buffer may have "
+                    f"{self._limits.read_buffer_bytes}",
+                    hint="Nothing was changed; raise read_buffer_bytes of the limits",
+                )
             done.append((at, len(packed) - at, 1))
         data = np.frombuffer(packed, dtype=np.uint8)
         address = address_of(data)

@@ -221,7 +221,7 @@ class Committer:
                 self._check_whole(topic, list(numbers_of(topic_plan)), ends[topic.id])
             for topic_plan in plan.topics:  # a directory that is not ours must be known before the commit
                 self._place(topics[topic_plan.topic_id], numbers_of(topic_plan))
-            write_plan(self._fs, staging.folder, plan)
+            write_plan(self._fs, staging.folder, plan, limits=self.store.limits)
             self._fs.fsync_dir(self.store.layout.staging)
             timings["plan"] = _since(began)
 

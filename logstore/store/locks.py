@@ -1,5 +1,6 @@
 """Locks of a store: open-file-description locks on files in `locks/`, and on `logs/.lock`, which a broker takes too.
-Those of partitions are ranges of one file (`ranges`).
+Those of partitions are ranges of one file (`ranges`), those of topics (leases) of another, so that no command needs a
+descriptor for each of them.
 
 Classic fcntl locks do not exclude threads and vanish when any descriptor of the file is closed; these belong to one
 open file and exclude everybody else's, threads and JVMs included. Whoever holds one exclusively writes its name into
@@ -48,9 +49,12 @@ class LockRank(IntEnum):
     CHECKPOINT = 4
 
 
-_RANGES = "partitions"
-#: which part of a topic's range a rank has
-_AREAS = {LockRank.MAINTENANCE: 0, LockRank.PARTITION: 1}
+#: the file whose ranges a rank has, and which part of a topic's
+_RANGES = {
+    LockRank.MAINTENANCE: ("partitions", 0),
+    LockRank.LEASE: ("leases", 0),
+    LockRank.PARTITION: ("partitions", 1),
+}
 #: the files of a topic begin with one of these
 _OF_TOPICS = ("lease", "ends", "maintenance", "partition")
 
@@ -161,7 +165,10 @@ class StoreLocks:
         self._clock = clock
         self._wait_ms = wait_ms
         self._held = threading.local()
-        self._ranges = ranges.Ranges(fs, os.path.join(layout.locks, _RANGES))
+        self._ranges = {
+            name: ranges.Ranges(fs, os.path.join(layout.locks, name))
+            for name in sorted({n for n, _ in _RANGES.values()})
+        }
         self._shared: FileLock | None = None
 
     def enter(self) -> None:
@@ -198,12 +205,12 @@ class StoreLocks:
     @contextlib.contextmanager
     def lease(self, topic_id: str, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
         """The right to change a topic's ends and definition. Several topics: in order of their ids."""
-        with self._hold(LockRank.LEASE, (topic_id, -1), what, wait_ms):
+        with self._hold_partitions(LockRank.LEASE, topic_id, (0,), what, wait_ms):
             yield
 
     def holds_lease(self, topic_id: str) -> bool:
         """Whether the calling thread has it, taken by way of this store."""
-        return (LockRank.LEASE, (topic_id, -1)) in self._stack()
+        return (LockRank.LEASE, (topic_id, 0)) in self._stack()
 
     @contextlib.contextmanager
     def partition(self, topic_id: str, partition: int, *, what: str, wait_ms: int | None = None) -> Iterator[None]:
@@ -255,12 +262,14 @@ class StoreLocks:
         self._check_order(stack, rank, (topic_id, runs[0][0]), wait_ms)
         path = os.path.join(self._layout.locks, _name(rank, (topic_id, -1)))
         deadline = time.monotonic() + wait_ms / 1000
+        name, area = _RANGES[rank]
+        file = self._ranges[name]
         with contextlib.ExitStack() as held:
             for first, count in runs:
-                start = ranges.position(topic_id, _AREAS[rank], first)
-                opened = self._wait_for(start, count, deadline)
+                start = ranges.position(topic_id, area, first)
+                opened = self._wait_for(file, start, count, deadline)
                 if opened is None:
-                    taken = first + self._ranges.blocked_at(start, count) - start
+                    taken = first + file.blocked_at(start, count) - start
                     who = ranges.holder(self._fs, path, taken)
                     raise LockHeld(
                         f"waited {wait_ms} ms for the {rank.name.lower()} lock, held by {who}",
@@ -273,9 +282,9 @@ class StoreLocks:
             ranges.sign(self._fs, path, None if partitions is None else runs, _note(self._clock, what))
             yield
 
-    def _wait_for(self, start: int, count: int, deadline: float) -> ranges.OpenFile | None:
+    def _wait_for(self, file: ranges.Ranges, start: int, count: int, deadline: float) -> ranges.OpenFile | None:
         pause = _PAUSE_S_MIN
-        while (opened := self.with_folder(lambda: self._ranges.take(start, count))) is None:
+        while (opened := self.with_folder(lambda: file.take(start, count))) is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None

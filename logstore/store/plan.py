@@ -10,10 +10,10 @@ import os
 from dataclasses import dataclass, field
 
 from logstore.config import LogConfig
-from logstore.errors import CorruptState
-from logstore.files import FileSystem
+from logstore.errors import AppendTooLarge, CorruptState
+from logstore.files import FileSystem, replace_file
 from logstore.limits import Limits
-from logstore.store.sealed import read_sealed, whole_number, whole_numbers, write_sealed
+from logstore.store.sealed import read_sealed, seal, whole_number, whole_numbers
 
 PLAN_FILE = "plan"
 VERSION = 1
@@ -53,8 +53,8 @@ class Plan:
         return next((topic for topic in self.topics if topic.topic_id == topic_id), None)
 
 
-def write_plan(fs: FileSystem, folder: str, plan: Plan) -> None:
-    """Durable, file and folder, when this returns."""
+def write_plan(fs: FileSystem, folder: str, plan: Plan, *, limits: Limits) -> None:
+    """Durable, file and folder, when this returns. Raises AppendTooLarge for one that `read_plan` would refuse."""
     document = {
         "plan_id": plan.plan_id,
         "now_ms": plan.now_ms,
@@ -79,7 +79,13 @@ def write_plan(fs: FileSystem, folder: str, plan: Plan) -> None:
             for topic in plan.topics
         ],
     }
-    write_sealed(fs, os.path.join(folder, PLAN_FILE), document, version=VERSION)
+    data = seal(document, version=VERSION)
+    if len(data) > limits.side_file_bytes:
+        raise AppendTooLarge(
+            f"the plan of the batch has {len(data)} bytes; the largest that can be read has {limits.side_file_bytes}",
+            hint="Send the batch in fewer files, or to fewer topics and partitions at a time",
+        )
+    replace_file(fs, os.path.join(folder, PLAN_FILE), data)
 
 
 def read_plan(fs: FileSystem, folder: str, *, limits: Limits) -> Plan:

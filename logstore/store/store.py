@@ -139,6 +139,7 @@ class LogStore:
         self.locks.enter()
         self._committer: Committer | None = None
         self._own_flush: OwnFlush | None = None
+        self._settler: Committer | None = None
         self._ends: Parsed[TopicEnds] = Parsed()
         self._configs: dict[tuple[tuple[str, str], ...], LogConfig] = {}
 
@@ -149,7 +150,7 @@ class LogStore:
             if own_flush is not None:
                 own_flush.rest()
         finally:
-            self._committer = None
+            self._committer = self._settler = None
             self.locks.leave()
 
     def __enter__(self) -> LogStore:
@@ -405,12 +406,15 @@ class LogStore:
     def writing(self, topic: Topic, number: int, *, what: str, clock: Clock | None = None) -> Iterator[PartitionLog]:
         """The partition's log for its one writer, under the topic's lease; its end is published when all went well.
 
-        What an earlier writer left above the high watermark was never published, and is cut off first.
-        Raises LockHeld, CorruptState, DamagedLog.
+        What was committed and not published yet is settled first, because readers of several topics may see it already.
+        Bytes above the high watermark that no commit names are cut off. Raises LockHeld, CorruptState, DamagedLog.
         """
         self.place_partition(topic, topic.partition(number))
-        with self.locks.lease(topic.id, what=what), self.locks.partition(topic.id, number, what=what):
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.locks.lease(topic.id, what=what))
             self.check_exists(topic)
+            self._settle_unpublished(topic, number)
+            held.enter_context(self.locks.partition(topic.id, number, what=what))
             ends = self.ends(topic)
             self.partition_state(topic, number)  # log start and more are in it: a lost one is not made up here
             log = self.open_log(
@@ -542,6 +546,21 @@ class LogStore:
                 hint="`duramen recover` goes on behind the loss.",
             )
         self.cut_unpublished(log, topic, high_watermark)
+
+    def _settle_unpublished(self, topic: Topic, number: int) -> None:
+        """Publish what the log may hold above its high watermark; the caller holds the topic's lease."""
+        from logstore.store.committer import Committer
+
+        ends, tail = self.ends(topic), self.tail(topic, number)
+        if tail is not None and tail.is_current:
+            if tail.sequence <= ends.applied_sequence:
+                return
+        elif self.closed_cleanly(topic, number, ends) or not self.log_bytes(topic, number):
+            return
+        if self.fs.exists(self.layout.ledger):
+            if self._settler is None:
+                self._settler = Committer(self)
+            self._settler.settle(topic)
 
     def cut_unpublished(self, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
         """Cut what was never published. Raises CorruptState when nothing says what was."""

@@ -88,9 +88,17 @@ def decode_tail(data: bytes) -> PartitionTail | None:
 
 
 def is_of_this_boot(data: bytes) -> bool:
-    """Whether a slot was written since the machine was started; whoever goes by its numbers decodes it."""
+    """Whether a slot was written, as a whole, since the machine was started. A torn one says nothing of itself either:
+    its partition is looked at as if the machine had been started again.
+    """
     name = boot_id().encode()
-    return bool(name) and data[:4] == _MAGIC and data[_BOOT_AT : _BOOT_AT + 40].rstrip(b"\0") == name
+    return (
+        bool(name)
+        and len(data) == SLOT_BYTES
+        and data[:4] == _MAGIC
+        and data[_BOOT_AT : _BOOT_AT + 40].rstrip(b"\0") == name
+        and _CRC.unpack_from(data, _SLOT.size)[0] == crc32c(data[: _SLOT.size])
+    )
 
 
 class TopicTails:

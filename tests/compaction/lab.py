@@ -16,6 +16,7 @@ from logstore.cleaner.work import CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.files import OS_FILES
+from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.state import PartitionState, read_state
@@ -93,6 +94,7 @@ class Lab:
         threads: int = 1,
         map_settings: MapSettings | None = None,
         options: CleaningOptions | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> PassReport:
         producers = {}
         if self.state.producers:
@@ -111,6 +113,7 @@ class Lab:
             threads=threads,
             folder=self.folder,
             options=options or CleaningOptions(),
+            limits=limits,
         )
 
     def work(self, map_settings: MapSettings) -> PassWork:

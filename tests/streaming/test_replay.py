@@ -420,7 +420,7 @@ def test_a_driver_that_stalled_and_lost_its_lease_cannot_do_harm(
     driver = drive(Path(store.path), rows, checkpoint, stalls=stalls, flush_ms=rng.choice((0, 60_000)))
     committer = Committer(store)
     topic = store.topic("orders")
-    lease = Path(store.layout.locks, f"lease-{topic.id}")
+    lease = Path(store.layout.locks, "leases")
     ends = store.ends(topic)
     try:
         for number, (batch, step) in enumerate(sorted(stalls.items())):

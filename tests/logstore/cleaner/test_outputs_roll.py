@@ -12,7 +12,7 @@ from compaction.lab import NOW_MS, Lab
 from logstore.cleaner.filter import FilterSettings
 from logstore.cleaner.rewrite import GroupWriter, first_base, output_bytes_max
 from logstore.cleaner.work import CleaningOptions
-from logstore.limits import INT32_MAX
+from logstore.limits import INT32_MAX, Limits
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
@@ -83,6 +83,24 @@ def test_a_batch_larger_than_a_segment_has_one_for_itself(tmp_path: Path) -> Non
     lab.compact(options=OPENED)
     assert [s.size_bytes > 4_000 for s in lab.state.segments[:-1]] == [True] * 6
     assert lab.records() == before
+
+
+def test_a_batch_no_reader_could_hold_unpacked_keeps_its_codec(tmp_path: Path) -> None:
+    """It came from elsewhere: this store packs nothing so large."""
+    limits = Limits(batch_bytes=6_000, read_buffer_bytes=6_000, decompressed_bytes=64 << 10)
+    lab = packed_lab(tmp_path, batches=6)
+    with lab.open() as log:
+        log.append([Record(b"small", b"v", NOW_MS)], codec_id=ZSTD)
+        log.roll()
+        lab.end = log.log_end_offset
+    before = lab.records()
+    lab.compact(options=OPENED, limits=limits)
+    assert lab.records() == before
+    with lab.open() as log:
+        headers = [header for segment in log.segments for header in segment.headers()]
+    assert max(header.size_bytes for header in headers) < 6_000
+    assert {header.attributes & 7 for header in headers[:6]} == {ZSTD}
+    assert lab.state.oldest_other_codec_ms == -1, "it would be due for ever"
 
 
 @pytest.mark.parametrize("transactions", [False, True], ids=["plain", "transactions"])

@@ -241,10 +241,10 @@ def test_a_writer_that_stalls_and_loses_its_lease_cannot_commit_late(committer: 
     other = Committer(LogStore(store.path))
     patch = pytest.MonkeyPatch()
 
-    def stall(*given: object) -> None:
+    def stall(*given: object, **limits: object) -> None:
         patch.undo()
         append_table(other, "orders", rows(10, tag="other"))
-        write_plan(*given)  # type: ignore[arg-type]
+        write_plan(*given, **limits)  # type: ignore[arg-type]
 
     patch.setattr(store.locks, "lease", lambda *_, **__: contextlib.nullcontext())  # lost, and nobody told it
     patch.setattr("logstore.store.committer.write_plan", stall)

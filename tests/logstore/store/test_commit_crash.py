@@ -105,9 +105,7 @@ class _KillableFile(OsFile):
 
     def pwrite(self, data: object, position: int) -> None:
         view = memoryview(data).cast("B")  # type: ignore[arg-type]
-        # A kill never tears a write inside one page, which a slot of `tails` is; others may be torn anywhere.
-        written = 0 if self.path.endswith("/tails") else len(view) // 2
-        self._files.step("pwrite", self.path, lambda: os.pwrite(self.fileno(), view[:written], position))
+        self._files.step("pwrite", self.path, lambda: os.pwrite(self.fileno(), view[: len(view) // 2], position))
         super().pwrite(view, position)
 
     def truncate(self, size: int) -> None:

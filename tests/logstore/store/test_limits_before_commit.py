@@ -14,7 +14,7 @@ from logstore.errors import AppendTooLarge, AppendUnfinished, DamagedLog, Invali
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.records.record import Record
 from logstore.store.committer import Committer, Staging
-from logstore.store.plan import Plan
+from logstore.store.plan import Plan, write_plan
 from logstore.store.produce import append_table
 from logstore.store.registry import Topic
 from logstore.store.set_aside import set_aside
@@ -98,6 +98,25 @@ def test_a_batch_that_makes_more_segments_than_a_list_holds_is_refused(tmp_path:
             append_table(committer, "orders", table(*[b"v" * 60] * 2000))
         assert committer.ledger.sequence(store.topic("orders").id) == 0
         append_table(committer, "orders", table(b"fine"))
+
+
+def test_a_plan_that_nobody_could_read_is_refused_before_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogStore(tmp_path / "store", create=True) as store:
+        store.create_topic("orders")
+        committer = Committer(store)
+        with monkeypatch.context() as patched:
+            low = replace(DEFAULT_LIMITS, side_file_bytes=400)  # other small files are smaller than a plan
+            patched.setattr(
+                "logstore.store.committer.write_plan",
+                lambda fs, folder, plan, limits: write_plan(fs, folder, plan, limits=low),
+            )
+            with pytest.raises(AppendTooLarge, match=r"the plan of the batch .* 400"):
+                append_table(committer, "orders", table(b"a"))
+        assert committer.ledger.sequence(store.topic("orders").id) == 0
+        assert [name for name in os.listdir(store.layout.staging) if name.endswith("-plan")] == []
+        append_table(committer, "orders", table(b"a"))
 
 
 # --- the way out ------------------------------------------------------------------------------------------------------

@@ -35,6 +35,15 @@ if lock.exclusive:
 print("held", flush=True)
 sys.stdin.readline()
 """
+HOLD_LEASE = """
+import sys
+from logstore.files import OS_FILES
+from logstore.store.layout import Layout
+from logstore.store.locks import StoreLocks
+with StoreLocks(OS_FILES, Layout(sys.argv[1])).lease(sys.argv[2], what="a test"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
 HOLD_CLASSIC = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")
@@ -134,7 +143,7 @@ def test_a_classic_lock_as_a_jvm_takes_it_excludes_both_ways(tmp_path: Path) -> 
 
 def test_waiting_ends_with_the_holders_name(tmp_path: Path) -> None:
     locks, topic_id = make_locks(tmp_path), new_topic_id()
-    with Holder(HOLD_OURS, str(tmp_path / "locks" / f"lease-{topic_id}"), "exclusive") as other:
+    with Holder(HOLD_LEASE, str(tmp_path), topic_id) as other:
         began = time.monotonic()
         with pytest.raises(LockHeld) as caught, locks.lease(topic_id, what="a test"):
             pytest.fail("the lease was given twice")

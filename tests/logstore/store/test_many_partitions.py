@@ -125,6 +125,32 @@ def test_tails_say_nothing_when_they_are_torn_or_foreign(tmp_path: Path) -> None
     assert decode_tail(b"") is None
 
 
+@pytest.mark.parametrize("length", [12, 60, 100, 110])
+def test_a_torn_slot_is_as_good_as_none(store: LogStore, length: int) -> None:
+    """Whatever a kill leaves of it, the end is looked for, also where the log has lost what staging still has."""
+    topic = store.topic("wide")
+    Committer(store)
+    for tag in (b"a", b"b"):
+        append_table(Committer(store), "wide", rows(3, 3, tag))
+    with store.tails(topic) as tails:
+        known = tails.read_many([0, 1, 2])
+    path = Path(store.layout.tails(topic.id))
+    slots = bytearray(path.read_bytes())
+    assert len(slots) >= 3 * 128
+    for number, tail in enumerate(known):
+        assert tail is not None
+        newer = encode_tail(PartitionTail.of_now(tail.sequence + 1, tail.end_offset + 1, tail.tail, 0))
+        slots[number * 128 : number * 128 + length] = newer[:length]
+    path.write_bytes(slots)
+    assert decode_tail(bytes(slots[:128])) is None
+    log = Path(store.layout.partition(topic.partition(1)), "0" * 20 + ".log")
+    os.truncate(log, log.stat().st_size // 2)
+    append_table(Committer(store), "wide", rows(3, 3, b"c"))
+    for number in range(3):
+        found = [record.value for record in store.reader(topic, number).records(0)]
+        assert found == [b"%s%d" % (tag, number) for tag in (b"a", b"b", b"c")]
+
+
 def test_a_tail_file_of_an_older_release_is_removed_when_the_end_was_looked_for(store: LogStore) -> None:
     topic = store.topic("wide")
     store.append("wide", rows(1, 1))
@@ -181,3 +207,25 @@ def test_nothing_needs_more_open_files_because_there_are_many_partitions_or_segm
     assert done.returncode == 0, done.stderr[-3000:]
     with LogStore(tmp_path / "copy") as copy:
         assert copy.ends(copy.topic("wide")).high_watermarks == (1,) * 110
+
+
+FEW_FILES_MANY_TOPICS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+from logstore.store.backup import backup
+from logstore.store.store import LogStore
+
+with LogStore(sys.argv[1]) as store:
+    backup(store, sys.argv[2])
+"""
+
+
+def test_a_backup_holds_the_leases_of_many_topics_with_one_descriptor(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "store", create=True) as opened:
+        for number in range(120):
+            opened.create_topic(f"t{number}")
+    command = [sys.executable, "-c", FEW_FILES_MANY_TOPICS, str(tmp_path / "store"), str(tmp_path / "copy")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    with LogStore(tmp_path / "copy") as copy:
+        assert len(copy.topic_names()) == 120

@@ -26,6 +26,7 @@ from logstore.store.committer import Committer, Staging
 from logstore.store.ends import JointEnds, TopicEnds
 from logstore.store.erasure import find_keys
 from logstore.store.lookup import latest_of_key
+from logstore.store.maintenance import delete_records, retain
 from logstore.store.plan import Plan, TopicPlan, read_plan
 from logstore.store.registry import Topic
 from logstore.store.restore import plan_restore, restore
@@ -309,6 +310,40 @@ def test_after_a_kill_whoever_settles_one_topic_first_shows_all(
     commit(Committer(three), ("a",), 3)
     assert seen() == [3, 2, 2]
     assert three.ends(three.topic("a")).joint == {}  # nothing is said of topics that have caught up
+
+
+@pytest.mark.parametrize("slot", ["known", "forgotten"])
+@pytest.mark.parametrize("who", ["delete-records", "retain"])
+def test_after_a_kill_between_two_publishes_no_command_cuts_what_readers_see(
+    three: LogStore, monkeypatch: pytest.MonkeyPatch, who: str, slot: str
+) -> None:
+    commit(Committer(three), TOPICS, 1)
+    topics = sorted((three.topic(name) for name in TOPICS), key=lambda topic: topic.id)
+    left, publish = [1], Committer.publish
+
+    def dying(self: Committer, *given: object) -> TopicEnds:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return publish(self, *given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Committer, "publish", dying)
+        with pytest.raises(Killed):
+            commit(Committer(three), TOPICS, 2)
+    gc.collect()
+    behind = topics[-1]
+    if slot == "forgotten":
+        three.forget_tail(behind, 0)
+    if who == "delete-records":
+        delete_records(three, behind, 0, before_offset=1)
+    else:
+        retain(three, behind, 0, now_ms=NOW_MS)
+    found = sorted(record.value for each in three.follow(TOPICS, wait=False) for record in each.records)
+    expected = sorted(b"%s %d" % (topic.name.encode(), number) for topic in topics for number in (1, 2))
+    if who == "delete-records":
+        expected.remove(b"%s 1" % behind.name.encode())
+    assert found == expected
 
 
 def test_a_position_of_several_topics_goes_on_where_it_was(three: LogStore) -> None:
