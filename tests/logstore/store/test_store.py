@@ -166,7 +166,7 @@ def test_a_topic_over_its_life(store: LogStore, root: Path) -> None:
     assert store.topics() == []
     left = sorted(path.name for path in (root / "logs").iterdir() if not path.name.endswith("-offset-checkpoint"))
     assert left == [".lock", "meta.properties", "use.duramen.export"]
-    for folder, left in (("state", []), ("staging", []), ("locks", ["clock", "partitions"])):  # one file for all topics
+    for folder, left in (("state", []), ("staging", []), ("locks", ["clock", "leases", "partitions"])):
         assert sorted(path.name for path in (root / folder).iterdir()) == left
 
 
