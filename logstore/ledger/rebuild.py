@@ -20,6 +20,7 @@ from deltalake.transaction import AddAction
 from logstore.clock import Clock
 from logstore.files import FileSystem, make_directory, replace_file
 from logstore.ledger.gate import Gate
+from logstore.ledger.proof import remove_proofs
 from logstore.ledger.table import (
     HINT_NAME,
     LOG_FOLDER,
@@ -34,6 +35,7 @@ from logstore.ledger.table import (
     sync_file,
     write_data,
 )
+from logstore.partition.unsynced import clear_unsynced
 
 #: versions left free above the newest one known: the lost ones, which somebody may have in memory
 VERSIONS_FREE = 1000
@@ -68,6 +70,8 @@ def rebuild_table(
             fs.rename(path, aside)
             fs.fsync_dir(shelf)
             fs.fsync_dir(parent)
+        remove_proofs(fs, path)
+        clear_unsynced(fs, path)  # the mark was about the old one
         fs.rename(rebuilt, path)
         fs.fsync_dir(parent)
         return aside

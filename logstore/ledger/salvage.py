@@ -20,6 +20,7 @@ from deltalake.exceptions import DeltaError
 from logstore.address_space import check_address_space
 from logstore.files import FileSystem, read_whole
 from logstore.ledger.gate import Gate
+from logstore.ledger.proof import is_as_proved, read_proofs
 from logstore.ledger.table import (
     CHECKPOINT_NAME,
     COMMIT_NAME,
@@ -99,10 +100,11 @@ def _read_log(fs: FileSystem, found: Salvage) -> _Log:
         found.is_missing, found.is_chained = True, False
         found.damage.append(Damage("the table is missing", found.path))
         return log
-    base = -1
+    base, proofs = -1, read_proofs(fs, found.path)
     for version in reversed(checkpoints):
         path = os.path.join(folder, f"{version:020d}.checkpoint.parquet")
-        actions = _checkpoint(_read(fs, path))
+        data = _read(fs, path)
+        actions = _checkpoint(data) if is_as_proved(proofs, version, data) else None
         if actions is not None:
             base = version
             _apply(found, log, version, actions)

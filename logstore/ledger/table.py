@@ -16,6 +16,11 @@ file below another one cannot come from a power cut: LedgerError. A checkpoint n
 moved to `torn/` if the commits it sums up are all there, which they are unless it was synced: else LedgerError. Only
 bytes that were read in full and do not parse are evidence of damage. An error of the system is passed on as it is.
 
+**Failed syncs.** After one, the next sync succeeds and proves nothing. If a commit file or its name could not be
+synced, the table is marked (`NAME.unsynced`). Whoever loads it next, alone behind the gate, writes the commits again as
+new files before it believes them. A checkpoint counts as durable only with its proof (`proof.py`); one without it is
+made again, and until then no commit is deleted.
+
 **Upkeep**, alone behind the gate: merge small files into tiers, checkpoint, then delete what is superseded. Readers
 that do not pass the gate (delta-spark) keep GRACE_MS for a snapshot, or as long as the newest `spare_files` superseded
 files last, whichever is shorter; a version's number is never used twice, because the gate keeps a stalled committer's
@@ -47,8 +52,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
 from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
-from logstore.files import FileSystem, make_directory, read_whole, take_from_others
+from logstore.files import FileSystem, make_directory, read_whole, replace_file, take_from_others
 from logstore.ledger.gate import Gate
+from logstore.ledger.proof import is_as_proved, read_proofs, remove_proofs, write_proof
+from logstore.partition.unsynced import clear_unsynced, is_unsynced, marking_unsynced
 
 GRACE_MS = 60_000
 ATTEMPTS_MAX = 200
@@ -64,7 +71,7 @@ RECOVER = "`duramen recover` rebuilds the ledger from what is left"
 COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
 CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _DATA_NAME = re.compile(r"\d{20}-[0-9a-f]{32}-([0-9a-f]{8})\.parquet\Z")
-_STAGED = re.compile(r".+#\d+\Z")  # what a killed delta-rs leaves of a file on its way
+_STAGED = re.compile(r".+(#\d+|\.tmp)\Z")  # what a killed delta-rs, or a killed repair, leaves of a file on its way
 HINT_NAME = "_last_checkpoint"
 LOG_FOLDER = "_delta_log"
 #: a table complete beside the damaged one whose place it takes
@@ -99,7 +106,7 @@ class Change:
 
 
 class _Torn(Exception):
-    """A file only a power cut leaves so."""
+    """A file only a power cut leaves so, or one whose sync failed."""
 
 
 class LedgerTable:
@@ -252,8 +259,9 @@ class LedgerTable:
                 return False
             if not is_whole(winner):  # else the next process would take it for torn
                 raise CommitUnknown(f"commit {version} does not read back as it was meant", file=self.path)
-            sync_file(self._fs, self._commit_path(version))
-            self._fs.fsync_dir(self._log)
+            self._sync_commits([version])
+            if is_unsynced(self._fs, self.path):  # the system tells of an error once, perhaps not us
+                raise CommitUnknown(f"another process could not sync commit {version}", file=self.path)
             if self._find_checkpoints()[-1:] > [version - 1]:
                 raise CommitUnknown(f"commit {version} came after a checkpoint of its version", file=self.path)
         except OSError as error:
@@ -323,23 +331,39 @@ class LedgerTable:
                 if version != newer[-1] or version == 0:
                     raise LedgerError("a commit file is damaged", file=self._commit_path(version), hint=RECOVER)
                 raise _Torn
-            sync_file(self._fs, self._commit_path(version))
-        if newer:
-            self._fs.fsync_dir(self._log)
+        self._sync_commits(newer)
+        if is_unsynced(self._fs, self.path):  # looked up last: what another could not sync, ours does not prove
+            raise _Torn
         self._durable_version = max([known, *newer])
+
+    def _sync_commits(self, versions: list[int]) -> None:
+        for version in versions:
+            sync_file(self._fs, self._commit_path(version), table=self.path)
+        if versions:
+            with marking_unsynced(self._fs, self.path):
+                self._fs.fsync_dir(self._log)
+        if versions[:1] == [0]:  # whoever made the table may have died before its own name was synced
+            parent = os.path.dirname(self.path)
+            for folder in (self.path, parent, os.path.dirname(parent)):
+                self._fs.fsync_dir(folder)
 
     def _examine_checkpoint(self, checkpoints: list[int]) -> None:
         hint = self._hint_version()
         if hint is not None and hint not in checkpoints:
             raise _Torn
-        if checkpoints and not is_parquet(self._read_log(self._checkpoint_path(checkpoints[-1]))):
+        if checkpoints and not self._is_sound(checkpoints[-1]):
             raise _Torn
 
+    def _is_sound(self, checkpoint: int) -> bool:
+        """Whether it can be read, and is the one that was proved if any was."""
+        data = self._read_log(self._checkpoint_path(checkpoint))
+        return is_parquet(data) and is_as_proved(read_proofs(self._fs, self.path), checkpoint, data)
+
     def _repair(self) -> None:
-        """Set aside what a power cut left torn. Alone."""
+        """Set aside what a power cut left torn; write again what could not be synced. Alone."""
         self._table, self._files, self._durable_version = None, None, -1
         checkpoints = self._find_checkpoints()
-        while checkpoints and not is_parquet(self._read_log(self._checkpoint_path(checkpoints[-1]))):
+        while checkpoints and not self._is_sound(checkpoints[-1]):
             self._check_rebuildable(checkpoints)
             self._set_aside(self._checkpoint_path(checkpoints.pop()))
         try:
@@ -347,16 +371,26 @@ class LedgerTable:
         except _Torn:
             self._fs.unlink(self._hint_path)  # only a hint; readers list the directory without it
             self._fs.fsync_dir(self._log)
+        if is_unsynced(self._fs, self.path):
+            self._write_again()
         try:
             self._make_durable()
         except _Torn:
             self._set_aside(self._commit_path(self._find_commits()[-1]))
 
+    def _write_again(self) -> None:
+        """Every commit as a new file with a new name, which the sync of the old one says nothing about."""
+        for version in self._find_commits():
+            data = self._read_commit(version)
+            if data is not None and is_whole(data):
+                replace_file(self._fs, self._commit_path(version), data)
+        clear_unsynced(self._fs, self.path)
+
     def _check_rebuildable(self, checkpoints: list[int]) -> None:
         """Raises LedgerError unless all that the last checkpoint sums up can be read without it."""
         torn = checkpoints[-1]
         # The one before may be torn as well: then the commits must go back to the first.
-        whole = [each for each in checkpoints[:-1] if is_parquet(self._read_log(self._checkpoint_path(each)))]
+        whole = [each for each in checkpoints[:-1] if self._is_sound(each)]
         for version in range(max([-1, *whole]) + 1, torn + 1):
             data = self._read_commit(version)
             if data is None or not is_whole(data):
@@ -391,7 +425,12 @@ class LedgerTable:
     def maintain(self, *, wait_ms: int = 30_000) -> None:
         """Merge, checkpoint, delete what is superseded. Raises LockHeld when others stay inside for `wait_ms`."""
         with self._mutex, self._gate.alone(wait_ms):
-            self._refresh()
+            try:
+                self._refresh()
+            except _Torn:
+                self._repair()
+                self._refresh()
+            self._settle_checkpoints()
             self._merge()
             self._checkpoint()
             self._delete_log()
@@ -409,29 +448,65 @@ class LedgerTable:
             self._fs.set_mtime(os.path.join(self.path, file.name), self._clock.now_ms())
         self._refresh()
 
+    def _settle_checkpoints(self) -> None:
+        """Leave no newest checkpoint without a proof: nobody knows whether it is on disk."""
+        checkpoints = self._find_checkpoints()
+        while checkpoints and checkpoints[-1] not in read_proofs(self._fs, self.path):
+            try:
+                self._check_rebuildable(checkpoints)
+            except LedgerError:  # an older release made it, and deleted what it sums up
+                data = self._read_log(self._checkpoint_path(checkpoints[-1]))
+                replace_file(self._fs, self._checkpoint_path(checkpoints[-1]), data)
+                write_proof(self._fs, self.path, checkpoints[-1], data)
+            else:
+                self._drop_checkpoint(checkpoints.pop())
+                self._table = None
+                self._refresh()
+
+    def _drop_checkpoint(self, version: int) -> None:
+        """The commits it sums up are all there."""
+        for path in (self._hint_path, self._checkpoint_path(version)):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.unlink(path)
+        self._fs.fsync_dir(self._log)
+
     def _checkpoint(self) -> None:
         if self.version > self._checkpoint_version:
             self._delta.create_checkpoint()
-            sync_file(self._fs, self._checkpoint_path(self.version))
-            sync_file(self._fs, self._hint_path)
-            self._fs.fsync_dir(self._log)
+            try:
+                sync_file(self._fs, self._checkpoint_path(self.version))
+                sync_file(self._fs, self._hint_path)
+                self._fs.fsync_dir(self._log)
+            except OSError:
+                with contextlib.suppress(OSError):  # else the next upkeep does, since it has no proof
+                    self._drop_checkpoint(self.version)
+                raise
+            data = self._read_log(self._checkpoint_path(self.version))
+            write_proof(self._fs, self.path, self.version, data)
             self._checkpoint_version = self.version
             self._table = None  # a table loaded from the checkpoint commits faster than one that remembers every commit
             self._refresh()
 
     def _delete_log(self) -> None:
-        checkpoints = {version: self._mtime_ms(self._checkpoint_path(version)) for version in self._find_checkpoints()}
+        proofs = read_proofs(self._fs, self.path)
+        found = [version for version in self._find_checkpoints() if version in proofs]
+        if not found:
+            return
+        if not self._is_sound(found[-1]):
+            raise LedgerError("a checkpoint is damaged", file=self._checkpoint_path(found[-1]), hint=RECOVER)
+        checkpoints = {version: self._mtime_ms(self._checkpoint_path(version)) for version in found}
         superseded: list[tuple[int, int, str]] = []
         for name in self._fs.listdir(self._log):
             path = os.path.join(self._log, name)
             if _STAGED.match(name):
                 self._fs.unlink(path)
-            elif found := COMMIT_NAME.match(name) or CHECKPOINT_NAME.match(name):
-                version = int(found[1])
+            elif match := COMMIT_NAME.match(name) or CHECKPOINT_NAME.match(name):
+                version = int(match[1])
                 later = [since_ms for checkpoint, since_ms in checkpoints.items() if checkpoint > version]
                 if later:
                     superseded.append((min(later), version, path))
         self._delete_superseded((since_ms, path) for since_ms, _, path in sorted(superseded))
+        remove_proofs(self._fs, self.path, keep=self._find_checkpoints())
 
     def _delete_data(self) -> None:
         live = {file.name for file in self.files()}
@@ -488,12 +563,14 @@ class LedgerTable:
         return self._fs.stat(path).mtime_ms
 
 
-def sync_file(fs: FileSystem, path: str) -> None:
+def sync_file(fs: FileSystem, path: str, *, table: str | None = None) -> None:
+    """If the sync fails, `table` gets the mark: the next one that succeeds proves nothing."""
     file = fs.open(path)
     try:
         with contextlib.suppress(OSError):  # a simulated file, or another user's
             take_from_others(file.fileno())  # delta-rs makes files that anybody may write where the umask is 0
-        file.fsync()
+        with marking_unsynced(fs, table):
+            file.fsync()
     finally:
         file.close()
 

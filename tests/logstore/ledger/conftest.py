@@ -42,21 +42,32 @@ class _PoweredFile(OsFile):
     def pwrite(self, data: object, position: int) -> None:
         self._files.step("pwrite", self.path)
         super().pwrite(data, position)  # type: ignore[arg-type]
+        self._files.written(self.fileno())
 
     def fsync(self) -> None:
-        self._files.step("fsync", self.path)
+        try:
+            self._files.step("fsync", self.path)
+        except OSError:
+            self._files.dropped(self.fileno())
+            raise
         super().fsync()
         self._files.synced(self.fileno())
 
 
 class PoweredFiles(OsFileSystem):
-    """The operating system's files; `on_step` is called before each call that changes or syncs something."""
+    """The operating system's files; `on_step` is called before each call that changes or syncs something.
+
+    Where it raises an OSError at a sync, what should have been synced is gone and counts as clean, as it does in Linux:
+    the next sync succeeds, and proves only what was changed after the failed one.
+    """
 
     def __init__(self) -> None:
         self.on_step: Callable[[str, str], None] = lambda kind, path: None
         self.trace: list[tuple[str, str]] = []
         self._contents: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
+        self._dropped: set[int] = set()  # files; `leave` finds them as they were synced before
+        self._dropped_names: dict[int, dict[str, int]] = {}
         self._held: list[int] = []  # open descriptors, so that no inode number is used again
 
     def step(self, kind: str, path: str) -> None:
@@ -65,9 +76,18 @@ class PoweredFiles(OsFileSystem):
 
     def synced(self, fd: int) -> None:
         number = os.fstat(fd).st_ino
+        if number in self._dropped:
+            return
         if number not in self._contents:
             self._held.append(os.dup(fd))
         self._contents[number] = os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def dropped(self, fd: int) -> None:
+        self._held.append(os.dup(fd))
+        self._dropped.add(os.fstat(fd).st_ino)
+
+    def written(self, fd: int) -> None:
+        self._dropped.discard(os.fstat(fd).st_ino)
 
     def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
         file = super().open(path, writable=writable, create=create, exclusive=exclusive)
@@ -82,9 +102,18 @@ class PoweredFiles(OsFileSystem):
         super().unlink(path)
 
     def fsync_dir(self, path: str) -> None:
-        self.step("fsync_dir", path)
+        number = os.stat(path).st_ino
+        names = {entry.name: entry.inode() for entry in os.scandir(path)}
+        try:
+            self.step("fsync_dir", path)
+        except OSError:
+            self._dropped_names[number] = names
+            raise
         super().fsync_dir(path)
-        self._names[os.stat(path).st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
+        dropped, before = self._dropped_names.get(number, {}), self._names.get(number, {})
+        kept = {name: inode for name, inode in names.items() if dropped.get(name) != inode or before.get(name) == inode}
+        lost = {name: before[name] for name in names.keys() - kept.keys() if name in before}
+        self._names[number] = kept | lost
 
     def leave(self, source: str, target: str, rng: random.Random) -> None:
         """Make `target` what a power cut now could leave of the directory `source`, itself durable."""
@@ -100,6 +129,8 @@ class PoweredFiles(OsFileSystem):
                     Path(target, name).write_bytes(self._contents[durable[name]])
             elif entry is not None and entry.is_dir():
                 self.leave(entry.path, os.path.join(target, name), rng)
+            elif entry is not None and entry.inode() in self._dropped:
+                Path(target, name).write_bytes(self._contents.get(entry.inode(), b""))
             elif entry is not None:
                 synced = self._contents.get(entry.inode(), b"")
                 found = Path(entry.path).read_bytes()
