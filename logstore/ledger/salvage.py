@@ -32,6 +32,7 @@ from logstore.ledger.table import (
     is_whole,
     parse_data,
     parse_parquet,
+    raise_system_error,
 )
 
 
@@ -205,7 +206,8 @@ def _check_loads(found: Salvage, schema: pa.Schema) -> None:
     """What the log says of itself (columns, protocol) has no checksum: it holds if delta-rs takes it."""
     try:
         columns = DeltaTable(found.path).schema().to_json()
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:
+        raise_system_error(error)
         found.damage.append(Damage(f"delta-rs cannot load it: {error}", found.path))
         return
     if columns != Schema.from_arrow(schema).to_json():

@@ -30,6 +30,7 @@ log files in place. This module knows nothing of topics and apps.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -72,6 +73,7 @@ COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
 CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _DATA_NAME = re.compile(r"\d{20}-[0-9a-f]{32}-([0-9a-f]{8})\.parquet\Z")
 _STAGED = re.compile(r".+(#\d+|\.tmp)\Z")  # what a killed delta-rs, or a killed repair, leaves of a file on its way
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 HINT_NAME = "_last_checkpoint"
 LOG_FOLDER = "_delta_log"
 #: a table complete beside the damaged one whose place it takes
@@ -307,7 +309,8 @@ class LedgerTable:
                     self._table = DeltaTable(self.path)
                 elif self._table.version() < self._durable_version:
                     self._table.update_incremental()
-            except DeltaError as error:
+            except (DeltaError, OSError) as error:
+                raise_system_error(error)
                 raise LedgerError(f"delta-rs cannot load the table: {error}", file=self.path) from error
             if self._table.version() < self._durable_version:
                 raise LedgerError(f"delta-rs does not see version {self._durable_version}", file=self.path)
@@ -597,6 +600,17 @@ def write_data(fs: FileSystem, folder: str, newest: int, rows: pa.Table) -> tupl
         file.close()
     fs.fsync_dir(folder)
     return name, len(data)
+
+
+def raise_system_error(error: Exception) -> None:
+    """Raise what the system said if that is all that delta-rs failed at; it has errors of any class for it.
+
+    That a file is not there is no such error: it was named, so it should be.
+    """
+    found = _SYSTEM_ERROR.search(str(error))
+    number = int(found[1]) if found else error.errno if isinstance(error, OSError) else None
+    if number not in (None, errno.ENOENT):
+        raise OSError(number, os.strerror(number), getattr(error, "filename", None)) from error
 
 
 def finish_rebuild(fs: FileSystem, path: str) -> bool:

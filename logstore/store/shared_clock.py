@@ -16,6 +16,7 @@ a look, nothing else.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
@@ -34,6 +35,8 @@ _STUMBLE_MS = 1_000
 _BOOTS_MAX = 16
 _FILE_BYTES = 4096
 _READS = 3
+#: who may not write the file, or finds no room for it, goes by its own time; another error says nothing about the file
+_CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,11 @@ class SharedClock:
         return passed_ms >= LOOK_MS or abs(own_ms - self._looked[0] - passed_ms) > _STUMBLE_MS
 
     def _look(self, own_ms: int, up_ms: int) -> int:
-        """How far the store's time is from this process's. Where nothing can be written, its own is all there is."""
+        """How far the store's time is from this process's. Where nothing can be written, its own is all there is.
+
+        An error of the system is no reason to believe a clock that may be wrong: after a look that succeeded time goes
+        on from there, before one the error is raised.
+        """
         try:
             known = self._read()
             document = {boot: [each.up_ms, each.now_ms, each.doubted_up_ms] for boot, each in known.items()}
@@ -121,13 +128,17 @@ class SharedClock:
             document[self._boot_id] = [sighting.up_ms, sighting.now_ms, sighting.doubted_up_ms]
             self._write(dict(list(document.items())[-_BOOTS_MAX:]))
             return sighting.now_ms - own_ms
-        except OSError:
+        except OSError as error:
+            if self._looked is not None:
+                return self._looked[0] + self._correction_ms + up_ms - self._looked[1] - own_ms
+            if error.errno not in _CANNOT_WRITE:
+                raise
             return 0
 
     def _read(self) -> dict[str, Sighting]:
         for _ in range(_READS):  # another process may be writing it
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
-                found = json.loads(read_whole(self._fs, self._path, limit=_FILE_BYTES))
+                found = json.loads(self._read_text())
                 sightings = {}
                 for boot, (up_ms, now_ms, doubted) in found.items():
                     if type(up_ms) is int and type(now_ms) is int and (doubted is None or type(doubted) is int):
@@ -135,11 +146,21 @@ class SharedClock:
                 return sightings
         return {}
 
+    def _read_text(self) -> bytes:
+        try:
+            return read_whole(self._fs, self._path, limit=_FILE_BYTES)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                return b""  # nonsense: the next write cuts it
+            raise
+
     def _write(self, document: dict[str, list[int | None]]) -> int:
         """Returns the file system's time. One write of always the same size, so that no reader finds half of two."""
         file = self._fs.open(self._path, create=True)
         try:
             file.pwrite(json.dumps(document).encode().ljust(_FILE_BYTES), 0)
+            if file.size() > _FILE_BYTES:
+                file.truncate(_FILE_BYTES)
         finally:
             file.close()
         return self._fs.stat(self._path).mtime_ms

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from logstore.errors import CorruptBatch, DuramenError
-from logstore.files import FileSystem
+from logstore.files import FileSystem, NotRegularFile
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.checkpoint import read_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
@@ -38,8 +38,8 @@ _LOOKS_MAX = 50
 #: what is wrong with a small file is looked at so often: it may be in the middle of its replacement
 _SIDE_LOOKS_MIN = 3
 _LOOK_AGAIN_S = 0.02
-#: of the system, and no evidence of anything about a file
-_OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EINTR)
+#: what is wrong with a file: gone, not a file, too large. Any other error is the system's, and says nothing about it
+_OF_THE_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.ELOOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _noting(found: list[Finding]) -> Iterator[None]:
     except DuramenError as error:
         found.append(Finding(error.what, error.file, error.position, error.offset))
     except OSError as error:
-        if error.errno in _OF_THE_SYSTEM:
+        if error.errno not in _OF_THE_FILE and not isinstance(error, NotRegularFile):
             raise
         found.append(Finding(error.strerror or str(error), file=error.filename))
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake.exceptions import DeltaError
 
 from logstore.errors import DuramenError, LedgerError
 from logstore.files import File, OsFile, OsFileSystem
 from logstore.ledger import CommitRequest, Ledger
+from logstore.ledger.table import raise_system_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -134,6 +136,16 @@ def test_a_passing_read_error_destroys_nothing(
     ledger = Ledger(path, fs=files)
     assert ledger.sequence("id-orders") == COMMITS
     ledger.commit(request_of(COMMITS))
+
+
+@pytest.mark.parametrize("kind", [DeltaError, OSError])
+def test_what_delta_rs_says_of_the_system_is_told_from_damage(kind: type[Exception]) -> None:
+    """It reads past the file-system seam, and has errors of several classes for what the system said."""
+    with pytest.raises(OSError, match="Too many open files") as error:
+        raise_system_error(kind("Kernel error: Unable to open file /x: Too many open files (os error 24)"))
+    assert error.value.errno == errno.EMFILE
+    raise_system_error(kind("Invalid JSON in log line"))
+    raise_system_error(kind("Unable to open file /x: No such file or directory (os error 2)"))
 
 
 @pytest.mark.parametrize("suffix", [".checkpoint.parquet", "_last_checkpoint", ".json"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from compaction_job.job import compact
 from logstore.clock import SYSTEM_CLOCK, ManualClock
-from logstore.files import FileStat, OsFileSystem
+from logstore.files import File, FileStat, OsFileSystem
 from logstore.records.record import Record
 from logstore.store import shared_clock as module
 from logstore.store.committer import Committer
@@ -181,6 +182,41 @@ def test_a_manual_clock_is_somebody_s_word(tmp_path: Path) -> None:
 def test_a_look_that_fails_leaves_the_own_clock(tmp_path: Path) -> None:
     clock = SharedClock(OsFileSystem(), str(tmp_path / "missing" / "clock"), WrongClock(DAY_MS), "boot")
     assert abs(clock.now_ms() - SYSTEM_CLOCK.now_ms() - DAY_MS) < AGREES_MS
+
+
+class FailingClockFile(OsFileSystem):
+    error_number = 0
+
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        if self.error_number:
+            raise OSError(self.error_number, os.strerror(self.error_number), path)
+        return super().open(path, writable=writable, create=create, exclusive=exclusive)
+
+
+@pytest.mark.parametrize(
+    "error_number", [errno.EIO, errno.EMFILE, errno.ENOMEM], ids=lambda each: errno.errorcode[each]
+)
+def test_an_error_of_the_system_is_no_reason_to_believe_a_wrong_clock(tmp_path: Path, error_number: int) -> None:
+    files, own = FailingClockFile(), WrongClock(30 * DAY_MS)
+    files.error_number = error_number
+    clock = SharedClock(files, str(tmp_path / "clock"), own, "boot")
+    with pytest.raises(OSError, match=os.strerror(error_number)):
+        clock.now_ms()
+    files.error_number = 0
+    assert abs(clock.now_ms() - SYSTEM_CLOCK.now_ms()) < AGREES_MS
+    files.error_number = error_number
+    own.off_ms = 60 * DAY_MS  # a jump, so that it looks again
+    assert abs(clock.now_ms() - SYSTEM_CLOCK.now_ms()) < AGREES_MS
+    files.error_number = 0
+    own.off_ms = 90 * DAY_MS
+    assert abs(clock.now_ms() - SYSTEM_CLOCK.now_ms()) < AGREES_MS
+
+
+def test_a_sighting_file_that_grew_is_cut_and_used_again(tmp_path: Path) -> None:
+    (tmp_path / "clock").write_bytes(b"x" * 100_000)
+    clock = SharedClock(OsFileSystem(), str(tmp_path / "clock"), WrongClock(30 * DAY_MS), "boot")
+    assert abs(clock.now_ms() - SYSTEM_CLOCK.now_ms()) < AGREES_MS
+    assert (tmp_path / "clock").stat().st_size == 4096
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"boot": [1]}', b'{"boot": ["x", {}, []]}', b"\xff" * 5000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import struct
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from logstore.files import File, OsFileSystem
 from logstore.records.record import Record
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
@@ -102,6 +104,34 @@ def test_damage_of_a_sealed_segment_is_named(
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     result = verify(store, orders)
     assert any(says in finding.what and finding.file == str(path) for finding in result.findings), result.findings
+
+
+class UnreadableFiles(OsFileSystem):
+    """Every file with this ending gives an error of the system when it is opened."""
+
+    def __init__(self, suffix: str, error_number: int) -> None:
+        self.suffix, self.error_number = suffix, error_number
+
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        if path.endswith(self.suffix):
+            raise OSError(self.error_number, os.strerror(self.error_number), path)
+        return super().open(path, writable=writable, create=create, exclusive=exclusive)
+
+
+@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex", ".snapshot", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES], ids=lambda n: errno.errorcode[n]
+)
+def test_an_error_of_the_system_is_no_finding(store: LogStore, orders: Topic, suffix: str, number: int) -> None:
+    with pytest.raises(OSError, match=os.strerror(number)):
+        verify_partition(
+            UnreadableFiles(suffix, number),
+            store.layout.partition(orders.partition(0)),
+            partition=orders.partition(0),
+            topic_id=orders.id,
+            state_path=store.layout.partition_state(orders.id, 0),
+            high_watermark=store.high_watermark(orders, 0),
+        )
 
 
 def test_missing_files_are_named(store: LogStore, orders: Topic) -> None:
