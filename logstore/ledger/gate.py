@@ -9,19 +9,16 @@ who wins, which is the table's compare-and-set.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import os
-import struct
 import time
 from collections.abc import Iterator
 
-from logstore.errors import LockHeld, UnsuitableFileSystem
+from logstore.errors import LockHeld
 from logstore.files import FileSystem
+from logstore.ofd import set_lock
 
 PASS_WAIT_MS = 30_000
 
-_FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid (0 for open-file-description locks)
 _DOOR, _ROOM = 0, 1  # the two bytes
 _PAUSE_S = 0.001
 
@@ -37,7 +34,7 @@ class Gate:
         with self._open() as fd:
             self._take(fd, _DOOR, fcntl.F_RDLCK, PASS_WAIT_MS)
             self._take(fd, _ROOM, fcntl.F_RDLCK, PASS_WAIT_MS)
-            _set(fd, _DOOR, fcntl.F_UNLCK)
+            set_lock(fd, fcntl.F_UNLCK, _DOOR, 1)
             yield
 
     @contextlib.contextmanager
@@ -55,13 +52,14 @@ class Gate:
             yield file.fileno()
         finally:
             # Not left to close(): a forked child may share the open file.
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
-            file.close()
+            try:
+                set_lock(file.fileno(), fcntl.F_UNLCK)
+            finally:
+                file.close()
 
     def _take(self, fd: int, byte: int, kind: int, wait_ms: int) -> None:
         deadline = time.monotonic() + wait_ms / 1000
-        while not _set(fd, byte, kind):
+        while not set_lock(fd, kind, byte, 1):
             if time.monotonic() >= deadline:
                 raise LockHeld(
                     f"the ledger was in use for longer than {wait_ms} ms",
@@ -69,16 +67,3 @@ class Gate:
                     hint="A process that is stopped inside a commit or a clean-up holds it; `lslocks` shows which.",
                 )
             time.sleep(_PAUSE_S)
-
-
-def _set(fd: int, byte: int, kind: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise UnsuitableFileSystem(
-            f"the file system refuses open-file-description locks: {error.strerror}",
-            hint="Put the store on a local or POSIX shared file system.",
-        ) from error
-    return True

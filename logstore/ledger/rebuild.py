@@ -12,6 +12,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -41,17 +42,19 @@ from logstore.partition.unsynced import clear_unsynced
 VERSIONS_FREE = 1000
 
 
-def rebuild_table(
-    fs: FileSystem,
-    clock: Clock,
-    path: str,
-    schema: pa.Schema,
-    *,
-    rows: pa.Table,
-    transactions: Mapping[str, int],
-    version: int,
-) -> str | None:
-    """Replace the table at `path`, whose newest known version is `version`; returns where the old one lies now."""
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a table is rebuilt of."""
+
+    schema: pa.Schema
+    rows: pa.Table
+    transactions: Mapping[str, int]
+    #: the newest that is known of the old table
+    version: int
+
+
+def rebuild_table(fs: FileSystem, clock: Clock, path: str, contents: Contents) -> str | None:
+    """Replace the table at `path`; returns where the old one lies now."""
     parent = os.path.dirname(path)
     make_directory(fs, parent)
     gate = Gate(fs, path + ".gate")
@@ -59,7 +62,7 @@ def rebuild_table(
         rebuilt = path + REBUILT
         finish_rebuild(fs, path)  # never lose the only copy
         remove_tree(fs, rebuilt)
-        _build(fs, clock, f"{path}.new", schema, rows, transactions, version + VERSIONS_FREE)
+        _build(fs, clock, f"{path}.new", contents)
         fs.rename(f"{path}.new", rebuilt)
         fs.fsync_dir(parent)
         aside = None
@@ -77,15 +80,9 @@ def rebuild_table(
         return aside
 
 
-def _build(
-    fs: FileSystem,
-    clock: Clock,
-    path: str,
-    schema: pa.Schema,
-    rows: pa.Table,
-    transactions: Mapping[str, int],
-    version: int,
-) -> None:
+def _build(fs: FileSystem, clock: Clock, path: str, contents: Contents) -> None:
+    schema, rows, transactions = contents.schema, contents.rows, contents.transactions
+    version = contents.version + VERSIONS_FREE
     remove_tree(fs, path)
     log = os.path.join(path, LOG_FOLDER)
     table = DeltaTable.create(path, schema, configuration=dict(PROPERTIES))

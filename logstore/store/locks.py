@@ -24,10 +24,10 @@ from typing import TypeVar
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import LockHeld, StoreInUse
 from logstore.files import File, FileSystem, make_directory
+from logstore.ofd import FLOCK, same_file, set_lock
 from logstore.segment.names import LOCK
 from logstore.store import ranges
 from logstore.store.layout import Layout
-from logstore.store.ofd import FLOCK, same_file, set_lock
 from logstore.store.ranges import PARTITIONS_ROOM
 
 DEFAULT_WAIT_MS = 30_000

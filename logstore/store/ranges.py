@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from logstore.files import File, FileSystem
-from logstore.store.ofd import FLOCK, same_file, set_lock
+from logstore.ofd import FLOCK, same_file, set_lock
 
 #: room for the partitions of a topic: more than there can be
 PARTITIONS_ROOM = 1 << 17

@@ -18,7 +18,7 @@ from logstore.errors import CorruptState, DuramenError, NotAStore
 from logstore.files import FileSystem
 from logstore.ledger import CommitRow, Ledger
 from logstore.ledger.ledger import APPS_LOST, TOPIC
-from logstore.ledger.rebuild import rebuild_table
+from logstore.ledger.rebuild import Contents, rebuild_table
 from logstore.ledger.rows import TABLES, commit_row, commits_table
 from logstore.ledger.salvage import Salvage, salvage
 from logstore.store.ends import stored_ends
@@ -293,10 +293,12 @@ def _replace(
         store.fs,
         store.clock,
         os.path.join(store.layout.ledger, name),
-        TABLES[name],
-        rows=rows,
-        transactions=made.transactions if made else {},
-        version=max([version, *rows["version"].to_pylist()]),
+        Contents(
+            TABLES[name],
+            rows,
+            transactions=made.transactions if made else {},
+            version=max([version, *rows["version"].to_pylist()]),
+        ),
     )
     if aside is not None:
         report.actions.append(f"the ledger table as it was is in {aside}")
