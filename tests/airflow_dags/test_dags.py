@@ -177,6 +177,8 @@ def test_the_same_run_id_again_changes_no_file(airflow: Airflow, compacted: tupl
     store, run = compacted
     store.append(6, random.Random(6))
     assert store.due() == [f"{TOPIC}-0", f"{TOPIC}-1"]  # there would be work
+    with LogStore(store.path) as opened:
+        opened.project_checkpoints()  # of what was appended since
     before = store.files()
     again = airflow.ask("run", dag_id="duramen_compaction", conf=store.conf, at=FIRST)
     assert again["run_id"] == run["run_id"]
@@ -227,7 +229,7 @@ def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A topic with fifty small partitions, all of them due."""
     path = tmp_path_factory.mktemp("airflow") / "store"
     with LogStore(path, create=True) as store:
-        store.create_topic("wide", partitions=50, configs=CONFIGS)
+        store.create_topic("wide", partitions=50, configs=CONFIGS | {"segment.bytes": "2000"})
         for _ in range(3):
             numbers = [number % 50 for number in range(4000)]
             keys = [b"key-%d" % (number // 50 % 10) for number in range(4000)]

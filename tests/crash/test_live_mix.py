@@ -199,9 +199,13 @@ class SparkStream:
         assert self.committed() == self.files
 
     def committed(self) -> int:
-        """Batches that Spark has noted as done; a file is one."""
-        folder = self.root / "spark-checkpoint" / "commits"
-        return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
+        """Files of the batches that Spark has noted as done. A batch has several after a kill between its notes."""
+        folder = self.root / "spark-checkpoint"
+        done = [int(path.name) for path in (folder / "commits").glob("*") if path.name.isdigit()]
+        if not done:
+            return 0
+        *_, end = (folder / "offsets" / str(max(done))).read_text().splitlines()
+        return int(json.loads(end)["logOffset"]) + 1
 
     def said(self) -> str:
         return (self.root / "spark.log").read_text(errors="replace")[-5000:]
