@@ -13,7 +13,7 @@ from duramen.losses import loss_documents, loss_text, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
-    from logstore.store.maintenance import Recovery
+    from logstore.store.maintenance import Recovery, RecoveryLedger
     from logstore.store.registry import Topic
     from logstore.store.store import LogStore
     from logstore.store.store_report import StoreReport
@@ -107,6 +107,19 @@ def _state_or_nothing(store: LogStore, topic: Topic, number: int) -> Any:
         return ()
 
 
+def _damaged(result: Verification) -> str:
+    return f"DAMAGED, {len(result.findings)} findings"
+
+
+def _unplaced(results: list[Verification]) -> dict[str, list[int]]:
+    """By topic, the partitions that a creation or widening did not get to."""
+    found: dict[str, list[int]] = {}
+    for result in results:
+        if result.unplaced:
+            found.setdefault(result.partition.topic, []).append(result.partition.partition)
+    return found
+
+
 def _stray(stray: Stray) -> dict[str, Any]:
     return {
         "kind": stray.kind.value,
@@ -132,6 +145,7 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
                 for each in result.findings
             ],
             "losses": loss_documents(result.losses),
+            "unplaced": result.unplaced,
         }
         for result in results
     ]
@@ -145,7 +159,7 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
                     result.segments,
                     result.batches,
                     size_text(result.size_bytes),
-                    "sound" if result.sound else f"DAMAGED, {len(result.findings)} findings",
+                    "not made yet" if result.unplaced else "sound" if result.sound else _damaged(result),
                 ]
                 for result in results
             ],
@@ -159,6 +173,12 @@ def _answer_verify(results: list[Verification], strays: list[Stray], more: dict[
                 ]
                 print(f"{result.partition}: {each.what}" + (f" ({', '.join(places)})" if places else ""))
             print_losses(str(result.partition), result.losses)
+        for name, numbers in _unplaced(results).items():
+            named = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+            print(
+                f"{name}: not made yet, partitions {named}: a process died while it created or widened the topic. "
+                "No record is missing; the first write or `duramen recover` makes them."
+            )
         for stray in strays:
             print(f"{stray.what} (file {stray.file})")
         for topic in more.get("topics", ()):
@@ -202,6 +222,7 @@ def recover(
     was damage.
     """
     from logstore.files import OS_FILES
+    from logstore.store.maintenance import RecoveryLedger
     from logstore.store.repair import repair, restore_version
     from logstore.store.strays import find_strays
     from logstore.store.topic_repair import repair_partition, repair_topics
@@ -212,6 +233,8 @@ def recover(
         stop(DAMAGE)
     with session.open() as store:
         strays = find_strays(store, topics)
+        # Indexes are rebuilt without a question: only a look before tells that they were damaged.
+        looked = _verify_all(store, _readable_partitions(store, topics, partition, dry_run=True))
         repairs = repair_topics(store, topics, configs=key_values(topic_config, "--topic-config"), dry_run=dry_run)
         whole.add(repair(store, dry_run=dry_run))
         partitions = _readable_partitions(store, topics, partition, dry_run=dry_run)
@@ -220,18 +243,22 @@ def recover(
             topic.partition(number): repair_partition(store, topic, number, dry_run=dry_run)
             for topic, number in partitions
         }
-        reports = _recover_all(store, partitions, readmit=readmit, dry_run=True)
+        ledger = RecoveryLedger(store)
+        reports = _recover_all(store, partitions, ledger, readmit=readmit, dry_run=True)
         if not dry_run:
             lost = [(report.partition, loss) for report in reports for loss in report.losses]
             if lost:
                 if not session.json:
                     _recovery_text(reports, dry_run=True)
                 session.confirm(_question([(str(where), loss_text(loss)) for where, loss in lost]), yes=yes)
-            reports = _recover_all(store, partitions, readmit=readmit, dry_run=False, agreed=reports)
+            reports = _recover_all(store, partitions, ledger, readmit=readmit, dry_run=False, agreed=reports)
             store.project_checkpoints()
     for report in reports if not dry_run else ():
         report.repaired += repaired[report.partition]
-    damaged = bool(repairs) or not whole.sound or any(report.found_damage for report in reports)
+    found = {result.partition: result.findings for result in looked}
+    for report in reports:
+        report.findings += found.get(report.partition, ())
+    damaged = bool(repairs or strays) or not whole.sound or any(report.found_damage for report in reports)
 
     def text() -> None:
         _recovery_text(reports, dry_run=dry_run)
@@ -270,6 +297,7 @@ def _readable_partitions(
 def _recover_all(
     store: LogStore,
     partitions: list[tuple[Topic, int]],
+    ledger: RecoveryLedger,
     *,
     readmit: bool,
     dry_run: bool,
@@ -283,7 +311,14 @@ def _recover_all(
         for topic in {topic.id: topic for topic, _ in partitions}.values():
             numbers = [number for other, number in partitions if other.id == topic.id]
             reports += recover_topic(
-                store, topic, numbers, done=lambda _: step(1), dry_run=dry_run, readmit=readmit, allowed=allowed
+                store,
+                topic,
+                numbers,
+                done=lambda _: step(1),
+                dry_run=dry_run,
+                readmit=readmit,
+                allowed=allowed,
+                ledger=ledger,
             )
     return reports
 
@@ -330,6 +365,8 @@ def _recovery_text(reports: list[Recovery], *, dry_run: bool) -> None:
             print(f"{report.partition}: offsets {first} to {end - 1} stay in quarantine: {why}")
         for note in [*report.repaired, *report.rebuilt, *report.notes]:
             print(f"{report.partition}: {note}")
+        for each in report.findings if not report.cuts else ():  # cuts say the same, with what it costs
+            print(f"{report.partition}: {each.what}" + (f" (file {each.file})" if each.file else ""))
 
 
 def joined_ranges(found: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
@@ -365,6 +402,10 @@ def _recovery(report: Recovery) -> dict[str, Any]:
         "dropped_bytes": report.dropped_bytes,
         "cuts": report.cuts,
         "quarantined": report.quarantined,
+        "findings": [
+            {"what": each.what, "file": each.file, "position": each.position, "offset": each.offset}
+            for each in report.findings
+        ],
         "repaired": report.repaired,
         "rebuilt": report.rebuilt,
         "notes": report.notes,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from logstore.ledger import CommitRow
     from logstore.partition.log import PartitionLog
     from logstore.store.committer import Committer
+    from logstore.store.verify import Finding
 
 
 _ENDS_EVERY = 64
@@ -79,10 +80,12 @@ class Recovery:
     readmitted: list[tuple[str, int, int]] = field(default_factory=list)
     #: batches in quarantine that may not come back: first offset, end offset, why
     held_back: list[tuple[int, int, str]] = field(default_factory=list)
+    #: what `verify` found before, where it was asked
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def found_damage(self) -> bool:
-        return bool(self.repaired or self.cuts or self.quarantined or self.losses)
+        return bool(self.repaired or self.cuts or self.quarantined or self.losses or self.findings)
 
 
 def retain(
@@ -193,6 +196,7 @@ def recover(
     dry_run: bool = False,
     readmit: bool = False,
     allowed: Mapping[TopicPartition, Sequence[Loss]] | None = None,
+    ledger: RecoveryLedger | None = None,
 ) -> list[Recovery]:
     """Check every byte of the topic's partitions, take out what is damaged, rebuild what is derived.
 
@@ -202,7 +206,8 @@ def recover(
     records found are taken as committed, in all partitions.
 
     With `dry_run` nothing is changed and the reports say what would be. `allowed` are the losses somebody agreed to:
-    Raises RecoveryChanged when there are others by now, with nothing done. Raises LockHeld.
+    Raises RecoveryChanged when there are others by now, with nothing done. Raises LockHeld. `ledger` is shared by
+    whoever recovers several topics.
     """
     from logstore.store.topic_repair import repair_partition
 
@@ -210,8 +215,7 @@ def recover(
     notes: list[str] = []
     wanted = range(topic.partitions) if numbers is None else numbers
     repaired = {number: repair_partition(store, topic, number, dry_run=dry_run) for number in wanted}
-    # Opening a ledger sets aside what is torn; a dry run leaves a damaged one alone.
-    committer = _committer(store) if not dry_run or _has_sound_ledger(store) else None
+    committer = (ledger or RecoveryLedger(store)).committer(dry_run=dry_run)
     if committer is not None and not dry_run:
         try:
             committer.settle_topic(topic)  # what is staged still need not be lost
@@ -307,6 +311,21 @@ def _known_ends(store: LogStore, topic: Topic, committer: Committer | None, note
             decided[number] = max(decided[number], end)
     sequence = max([0 if ends is None else ends.applied_sequence, *(row.sequence for row in rows)])
     return _KnownEnds(ends, tuple(decided), sequence, rows)
+
+
+class RecoveryLedger:
+    """The ledger as recovery asks it, opened once for all topics: that costs more than most partitions do."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._committer: Committer | None = None
+
+    def committer(self, *, dry_run: bool) -> Committer | None:
+        """None where there is no ledger, or none that can be opened."""
+        # Opening a ledger sets aside what is torn; a dry run leaves a damaged one alone.
+        if self._committer is None and (not dry_run or _has_sound_ledger(self._store)):
+            self._committer = _committer(self._store)
+        return self._committer
 
 
 def _committer(store: LogStore) -> Committer | None:

@@ -19,7 +19,7 @@ from logstore.errors import CorruptCheckpoint, CorruptState, DuramenError
 from logstore.partition.checkpoint import read_offset_checkpoint, write_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.quarantine import folders, read_reason
-from logstore.partition.salvage import reasons
+from logstore.partition.salvage import Partition, has_wrong_list, reasons
 from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.segment.names import (
     CLEANER_OFFSET_CHECKPOINT,
@@ -334,6 +334,11 @@ def _repair_state(
         if not dry_run:
             set_aside_file(store, path)
         state = None
+    if state is not None and _is_of_another(store, topic, partition, state):
+        done.append("the segment list is another partition's")
+        if not dry_run:
+            set_aside_file(store, path)
+        state = None
     if state is not None or not store.fs.exists(store.layout.partition(partition)):
         return state
     log_start, first_dirty = _checkpointed(store, topic, partition)
@@ -355,6 +360,14 @@ def _repair_state(
         write_state(store.fs, path, state)
     done.append("the segment list was missing or damaged, and is made again from the directory")
     return state
+
+
+def _is_of_another(store: LogStore, topic: Topic, partition: TopicPartition, state: PartitionState) -> bool:
+    directory = store.layout.partition(partition)
+    if state.swap is not None or not store.fs.exists(directory):
+        return False  # names change in the middle of a replacement
+    config, now_ms = store.log_config(topic), store.clock.now_ms()
+    return has_wrong_list(Partition(store.fs, directory, str(partition), state, None, config, store.limits, now_ms))
 
 
 def _checkpointed(store: LogStore, topic: Topic, partition: TopicPartition) -> tuple[int, int]:

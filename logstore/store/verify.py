@@ -59,6 +59,8 @@ class Verification:
     findings: list[Finding] = field(default_factory=list)
     #: what damage cost before; it is written down, so it is no finding
     losses: tuple[Loss, ...] = ()
+    #: the topic was created or widened by a process that died before it made this partition; nothing was ever in it
+    unplaced: bool = False
 
     @property
     def sound(self) -> bool:
@@ -84,6 +86,10 @@ def verify_partition(
         state = read_state(fs, state_path, limits=limits)
         if state is None and high_watermark > 0:
             found.append(Finding(f"there are records up to {high_watermark} but no segment list", file=state_path))
+        # The list comes first and the directory last; both come before the first record.
+        if high_watermark == 0 and (state is None or not state.segments) and not fs.exists(directory):
+            result.unplaced = True
+            return result
     with _noting(found):
         path = os.path.join(directory, PARTITION_METADATA)
         metadata = read_partition_metadata(fs, path, limits=limits)
@@ -130,7 +136,9 @@ def _verify_segments(
 
     Goes by offset, not by the list it began with: that one may be replaced on the way, segment by segment.
     """
-    next_offset: int | None = state.segments[0].base_offset if state.segments else state.log_start_offset
+    # Whole segments below the log start are deleted already: nobody reads them, and the next retention removes them.
+    first = state.segments[0].base_offset if state.segments else 0
+    next_offset: int | None = max(first, state.log_start_offset)
     position = next_offset if state.segments else None
     looks = 0
     while position is not None and state.segments:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from logstore.files import OsFileSystem
+from logstore.store.maintenance import delete_records
+from logstore.store.store import LogStore
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000
@@ -34,6 +39,77 @@ def test_verify_finds_nothing_then_something(duramen: Command, orders: Path) -> 
     assert "DAMAGED" in text.out
     assert str(path) in text.out
     assert duramen("verify", "orders", "--partition", 1).code == 0
+
+
+class _DiesAtRename(OsFileSystem):
+    """Dies when the first file or directory from a folder of that name gets its name."""
+
+    def __init__(self, folder: str, passed: int = 0) -> None:
+        self._folder, self._passed = folder, passed
+
+    def rename(self, source: str, target: str) -> None:
+        if f"/{self._folder}/" in source:
+            self._passed -= 1
+            if self._passed < 0:
+                raise KeyboardInterrupt
+        super().rename(source, target)
+
+
+# Three files of metadata get their names before the first of the directories.
+@pytest.mark.parametrize(("folder", "passed", "first"), [("state", 1, 2), ("staging", 0, 2), ("staging", 4, 3)])
+def test_a_topic_widened_half_way_is_not_damaged(
+    duramen: Command, orders: Path, folder: str, passed: int, first: int
+) -> None:
+    with LogStore(orders, fs=_DiesAtRename(folder, passed)) as dying, pytest.raises(KeyboardInterrupt):
+        dying.alter_topic("orders", partitions=5)
+    found = duramen("verify", output="json")
+    assert (found.code, found.json["sound"]) == (0, True)
+    unplaced = [each["partition"] for each in found.json["partitions"] if each["unplaced"]]
+    assert unplaced == list(range(first, 5))
+    text = duramen("verify")
+    assert f"orders: not made yet, partitions {', '.join(map(str, unplaced))}: a process died" in text.out
+    assert "DAMAGED" not in text.out
+    recovered = duramen("recover", output="json")
+    assert (recovered.code, recovered.json["sound"]) == (0, True)
+    assert not any(each["unplaced"] for each in duramen("verify", output="json").json["partitions"])
+    assert (orders / "logs" / "orders-4" / "partition.metadata").exists()
+
+
+def test_a_topic_created_half_way_is_not_damaged(duramen: Command, orders: Path) -> None:
+    with LogStore(orders, fs=_DiesAtRename("staging")) as dying, pytest.raises(KeyboardInterrupt):
+        dying.create_topic("more", partitions=2)
+    found = duramen("verify", output="json")
+    assert (found.code, found.json["sound"]) == (0, True)
+    assert [each["topic"] for each in found.json["partitions"] if each["unplaced"]] == ["more", "more"]
+    assert duramen("recover", output="json").code == 0
+
+
+def test_a_lost_directory_of_a_partition_with_records_is_damage(duramen: Command, orders: Path) -> None:
+    shutil.rmtree(orders / "logs" / "orders-1")
+    found = duramen("verify", output="json")
+    assert found.code == 3
+    assert not any(each["unplaced"] for each in found.json["partitions"])
+
+
+def test_damage_below_the_log_start_is_none(duramen: Command, orders: Path) -> None:
+    with LogStore(orders) as store:
+        delete_records(store, store.topic("orders"), 0, before_offset=None)
+    damage(orders)
+    assert duramen("verify").code == 0
+    assert duramen("recover", "--dry-run").code == 0
+
+
+def test_recover_says_that_an_index_was_damaged_as_verify_does(duramen: Command, orders: Path) -> None:
+    path = sorted((orders / "logs" / "orders-0").glob("*.timeindex"))[1]
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert duramen("verify").code == 3
+    planned = duramen("recover", "--dry-run", output="json")
+    assert planned.code == 3
+    assert planned.json["partitions"][0]["findings"][0]["file"] == str(path)
+    text = duramen("recover")
+    assert text.code == 3
+    assert str(path) in text.out
+    assert [duramen(*command).code for command in (["verify"], ["recover", "--dry-run"])] == [0, 0]
 
 
 def test_recover_names_what_would_be_lost_asks_and_keeps_the_rest(duramen: Command, orders: Path) -> None:
