@@ -53,7 +53,7 @@ from logstore.store.import_folder import sweep_import_folders
 from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
 from logstore.store.locks import DEFAULT_WAIT_MS, FileLock, StoreLocks
 from logstore.store.marks import DELETED, IMPORTED, IMPORTING, TopicMarks
-from logstore.store.places import is_log_of, topic_id_at
+from logstore.store.places import is_log_of, segments_at, topic_id_at
 from logstore.store.placing import EMPTY, place_partitions
 from logstore.store.probe import probe_file_system
 from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
@@ -327,7 +327,11 @@ class LogStore:
         ends = read_ends(self.fs, path, partitions=topic.partitions, limits=self.limits, parsed=self._ends)
         if not ends.applied_sequence and not any(ends.high_watermarks) and not self.fs.exists(path):
             for number in range(topic.partitions):
-                if any(segment.size_bytes for segment in self.partition_state(topic, number).segments):
+                sizes = [segment.size_bytes for segment in self.partition_state(topic, number).segments]
+                directory = self.layout.partition(topic.partition(number))
+                if not sizes and self.fs.exists(directory):  # a new list, perhaps, of a partition whose state was lost
+                    sizes = list(segments_at(self.fs, directory).values())
+                if any(sizes):
                     raise CorruptState(
                         "the topic has records but nothing says which are committed",
                         file=path,

@@ -16,6 +16,7 @@ from logstore.errors import AppendUnfinished, CorruptState, DamagedLog, LedgerEr
 from logstore.files import File, OsFileSystem
 from logstore.records.record import Record
 from logstore.store.committer import Committer
+from logstore.store.maintenance import recover
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
 from logstore.topic import new_topic_id
@@ -144,6 +145,18 @@ def test_without_its_ends_a_topic_with_records_is_not_empty(store: LogStore, ord
         with pytest.raises(CorruptState, match="nothing says which are committed"):
             what()
     assert tree(root / "logs") == before
+
+
+def test_recover_does_not_empty_a_topic_that_lost_its_state_and_has_no_commits(
+    store: LogStore, orders: Topic, root: Path, read_all: ReadAll
+) -> None:
+    """Lists of segments are made again before the ends are; an empty list is no proof that nothing is committed."""
+    store.create_topic("other")
+    append(store, "other")  # so that there is a ledger, which knows nothing of the imported topic
+    expected = read_all(store, "orders")
+    shutil.rmtree(root / "state" / orders.id)
+    recover(store, orders)
+    assert read_all(store, "orders") == expected
 
 
 def test_without_its_segment_list_a_partition_is_not_empty(store: LogStore, orders: Topic, root: Path) -> None:
