@@ -7,6 +7,7 @@ published themselves; see `visibility`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ from logstore.store.sealed import (
     whole_numbers,
     write_sealed,
 )
+from logstore.topic import parse_uuid
 
 VERSION = 1
 
@@ -131,6 +133,7 @@ def _fitted(ends: TopicEnds, path: str, partitions: int) -> TopicEnds:
 
 def _parse(data: bytes, path: str) -> TopicEnds:
     document = unseal(data, version=VERSION, file=path)
+    _check_owner(document, path)
     ends = TopicEnds(
         high_watermarks=whole_numbers(document, "high_watermarks", file=path),
         last_stable_offsets=whole_numbers(document, "last_stable_offsets", file=path),
@@ -143,6 +146,23 @@ def _parse(data: bytes, path: str) -> TopicEnds:
     if len(counts) != 1:
         raise CorruptState("holds lists of different lengths", file=path)
     return ends
+
+
+def _owner(path: str) -> str | None:
+    """The id of the topic in whose folder the file lies; None: it lies elsewhere."""
+    name = os.path.basename(os.path.dirname(path))
+    try:
+        parse_uuid(name)
+    except ValueError:
+        return None
+    return name
+
+
+def _check_owner(document: Mapping[str, object], path: str) -> None:
+    """The ends of another topic would hide records, or cut them."""
+    named, owner = document.get("topic_id"), _owner(path)  # older releases did not write it
+    if named is not None and owner is not None and named != owner:
+        raise CorruptState(f"these are the ends of topic id {named}", file=path)
 
 
 def _joint(document: object, path: str) -> dict[str, JointEnds]:
@@ -164,6 +184,7 @@ def read_applied_sequence(fs: FileSystem, path: str, *, limits: Limits = DEFAULT
         document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
     except FileNotFoundError:
         return None
+    _check_owner(document, path)
     return whole_number(document, "applied_sequence", file=path)
 
 
@@ -172,6 +193,7 @@ def write_ends(fs: FileSystem, path: str, ends: TopicEnds, *, durable: bool = Tr
         fs,
         path,
         {
+            "topic_id": _owner(path),
             "applied_sequence": ends.applied_sequence,
             "flushed_sequence": ends.flushed_sequence,
             "high_watermarks": list(ends.high_watermarks),

@@ -147,6 +147,23 @@ def test_without_its_ends_a_topic_with_records_is_not_empty(store: LogStore, ord
     assert tree(root / "logs") == before
 
 
+def test_ends_of_another_topic_are_not_believed(store: LogStore, orders: Topic, root: Path, read_all: ReadAll) -> None:
+    other = store.create_topic("other", partitions=orders.partitions)
+    append(store, "other", 50)
+    expected = read_all(store, "orders"), read_all(store, "other")
+    mine, its = (root / "state" / topic.id / "ends" for topic in (orders, other))
+    mine_was, its_was = mine.read_bytes(), its.read_bytes()
+    mine.write_bytes(its_was)
+    its.write_bytes(mine_was)
+    for topic in (orders, other):
+        with pytest.raises(CorruptState, match="ends of topic id"):
+            append(store, topic.name)
+    for topic in (orders, other):
+        recover(store, topic)
+    assert (read_all(store, "orders"), read_all(store, "other")) == expected
+    append(store, "other")
+
+
 def test_recover_does_not_empty_a_topic_that_lost_its_state_and_has_no_commits(
     store: LogStore, orders: Topic, root: Path, read_all: ReadAll
 ) -> None:
