@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
     """What is wrong with the store as a whole; the ledger's libraries are loaded only where there is one to look at."""
-    from logstore.store.store_report import StoreReport, is_unwritten
+    from logstore.store.identity import examine_identity
+    from logstore.store.store_report import is_unwritten
 
-    if is_unwritten(store):
-        return StoreReport()
-    from logstore.store.repair import examine
+    report = examine_identity(store.fs, store.layout)
+    if not is_unwritten(store):
+        from logstore.store.repair import examine
 
-    return examine(store, deep=deep)
+        report.add(examine(store, deep=deep))
+    return report
 
 
 def origin_document(store: LogStore) -> dict[str, Any] | None:

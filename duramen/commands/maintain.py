@@ -222,6 +222,7 @@ def recover(
     was damage.
     """
     from logstore.files import OS_FILES
+    from logstore.store.identity import restore_identity
     from logstore.store.maintenance import RecoveryLedger
     from logstore.store.repair import repair, restore_version
     from logstore.store.strays import find_strays
@@ -236,6 +237,7 @@ def recover(
         # Indexes are rebuilt without a question: only a look before tells that they were damaged.
         looked = _verify_all(store, _readable_partitions(store, topics, partition, dry_run=True))
         repairs = repair_topics(store, topics, configs=key_values(topic_config, "--topic-config"), dry_run=dry_run)
+        whole.add(restore_identity(store.fs, store.layout, dry_run=dry_run))
         whole.add(repair(store, dry_run=dry_run))
         partitions = _readable_partitions(store, topics, partition, dry_run=dry_run)
         # Nothing is given up by this, so nobody is asked; what comes after looks at whole files.

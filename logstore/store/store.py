@@ -41,14 +41,13 @@ from logstore.errors import (
 from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.checkpoint import (
-    MetaProperties,
-    write_meta_properties,
     write_partition_metadata,
 )
 from logstore.partition.deletion import sweep_deleted
 from logstore.partition.state import PartitionState, read_state, write_state
-from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA, FileKind, file_name
+from logstore.segment.names import PARTITION_METADATA, FileKind, file_name
 from logstore.store.ends import TopicEnds, read_ends, write_ends
+from logstore.store.identity import make_identity
 from logstore.store.import_folder import sweep_import_folders
 from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
 from logstore.store.locks import DEFAULT_WAIT_MS, FileLock, StoreLocks
@@ -922,11 +921,7 @@ def _make(fs: FileSystem, layout: Layout) -> None:
         fs.mkdir(directory)
     probe_file_system(fs, layout.locks)
     fs.mkdir(os.path.join(layout.logs, BROKER_GUARD))
-    write_meta_properties(
-        fs,
-        os.path.join(layout.logs, META_PROPERTIES),
-        MetaProperties(version=1, node_id=0, cluster_id=new_topic_id(), directory_id=new_topic_id()),
-    )
+    make_identity(fs, layout)
     write_checkpoints(fs, layout.logs, checkpoint_entries([]))
     write_version(fs, layout.version)
     fs.fsync_dir(layout.root)
