@@ -80,7 +80,7 @@ def test_recover_says_what_verify_said_and_leaves_nothing_to_say(
     assert (code, recovered["sound"]) == (3, False)
     said = [
         *recovered["store"]["actions"],
-        *(note for each in recovered["partitions"] for note in [*each["repaired"], *each["rebuilt"], *each["notes"]]),
+        *(note for each in recovered["partitions"] for note in [*each["repaired"], *each["findings"]]),
     ]
     assert said
     assert duramen(root, "verify")[0] == 0
