@@ -294,6 +294,10 @@ class CommitUnknown(DuramenError):
     """The commit may or may not have happened; look for its plan id before doing anything else."""
 
 
+class ForkedProcess(DuramenError):
+    """A child of a process that had used a ledger; the ledger's library does not survive a fork."""
+
+
 class LedgerError(DuramenError):
     """The ledger's files are damaged, foreign, or disagree with what is known."""
 
@@ -353,6 +357,10 @@ class CleaningAborted(DuramenError):
 
 class NotCompacted(DuramenError):
     """The topic's cleanup.policy does not include compact."""
+
+
+class PackageMissing(DuramenError):
+    """A part of Duramen needs a package that is not installed here."""
 
 
 class KernelsMissing(DuramenError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -76,4 +77,12 @@ def _end() -> None:
     flush_now()
 
 
+def _forget() -> None:
+    """A forked child owes nothing: its parent flushes."""
+    global _changed, _thread
+    _changed, _thread = threading.Condition(), None
+    _due.clear()
+
+
 atexit.register(_end)
+os.register_at_fork(after_in_child=_forget)

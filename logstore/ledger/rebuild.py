@@ -20,6 +20,7 @@ from deltalake.transaction import AddAction
 
 from logstore.clock import Clock
 from logstore.files import FileSystem, make_directory, replace_file
+from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import remove_proofs
 from logstore.ledger.table import (
@@ -83,6 +84,7 @@ def rebuild_table(fs: FileSystem, clock: Clock, path: str, contents: Contents) -
 def _build(fs: FileSystem, clock: Clock, path: str, contents: Contents) -> None:
     schema, rows, transactions = contents.schema, contents.rows, contents.transactions
     version = contents.version + VERSIONS_FREE
+    enter_delta()
     remove_tree(fs, path)
     log = os.path.join(path, LOG_FOLDER)
     table = DeltaTable.create(path, schema, configuration=dict(PROPERTIES))

@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from logstore.address_space import check_address_space
 from logstore.files import FileSystem, read_whole
+from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import is_as_proved, read_proofs
 from logstore.ledger.table import (
@@ -204,6 +205,7 @@ def _read_live(fs: FileSystem, found: Salvage, log: _Log, schema: pa.Schema) -> 
 
 def _check_loads(found: Salvage, schema: pa.Schema) -> None:
     """What the log says of itself (columns, protocol) has no checksum: it holds if delta-rs takes it."""
+    enter_delta()
     try:
         columns = DeltaTable(found.path).schema().to_json()
     except (DeltaError, OSError) as error:

@@ -54,6 +54,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from logstore.clock import Clock
 from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
 from logstore.files import FileSystem, make_directory, read_whole, replace_file, take_from_others
+from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import is_as_proved, read_proofs, remove_proofs, write_proof
 from logstore.partition.unsynced import clear_unsynced, is_unsynced, marking_unsynced
@@ -134,6 +135,7 @@ class LedgerTable:
         self._upkeep_not_before_ms = 0
         #: why the last upkeep that a commit started did not finish; the commit itself stands
         self.upkeep_error: Exception | None = None
+        enter_delta()
         if not fs.exists(self._log):
             with self._gate.alone():
                 self._create()
@@ -145,6 +147,7 @@ class LedgerTable:
 
     def run(self, work: Callable[[], T]) -> T:
         """The result of `work` on the newest version, whose files stay in place meanwhile."""
+        enter_delta()  # before the lock: a thread that the child does not have may hold it
         with self._mutex:
             try:
                 with self._gate.shared():
@@ -203,6 +206,7 @@ class LedgerTable:
         `prepare` is asked again after a lost race, and may raise to give up. Raises CommitUnknown when it cannot be
         said whether the commit happened, OSError when it certainly did not.
         """
+        enter_delta()
         with self._mutex:
             version = self.run(lambda: self._commit(prepare))
             if version - self._checkpoint_version >= self._upkeep_every:
@@ -427,6 +431,7 @@ class LedgerTable:
 
     def maintain(self, *, wait_ms: int = 30_000) -> None:
         """Merge, checkpoint, delete what is superseded. Raises LockHeld when others stay inside for `wait_ms`."""
+        enter_delta()
         with self._mutex, self._gate.alone(wait_ms):
             try:
                 self._refresh()
