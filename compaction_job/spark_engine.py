@@ -30,6 +30,7 @@ from logstore.cleaner.index import Progress, no_progress, split_dirty
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
 from logstore.files import OS_FILES
+from logstore.python_workers import explained, use_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +52,7 @@ class SparkEngine:
     ) -> None:
         """`tasks_max` bounds the tasks at once; None: Spark does, by its cores."""
         self._tasks_max = tasks_max
+        use_this_python(spark)
         self._spark = spark
         self._store = store
         self._groups_at_once = groups_at_once
@@ -118,7 +120,8 @@ class SparkEngine:
         """The reports of `count` tasks in order; raises the first error among them."""
         frame = self._spark.range(0, count, 1, count).mapInArrow(run_tasks(task), REPORT_SCHEMA)
         try:
-            reports = {row.number: pickle.loads(bytes(row.report)) for row in frame.collect()}
+            with explained():
+                reports = {row.number: pickle.loads(bytes(row.report)) for row in frame.collect()}
         except Exception:
             self._progress("wait", 0)  # cancelled because the run was told to stop: that raises, and says so
             raise

@@ -13,10 +13,18 @@ from pyspark.sql.types import StructType
 from logstore.errors import InvalidConfig, InvalidRecord
 from logstore.store.apps import AppBatch
 from logstore.store.committer import Committer, Staging
-from logstore.store.staging import EncodeOptions, TopicTarget
+from logstore.store.staging import EncodeOptions
 from logstore.store.store import LogStore
 from streaming.options import WriteOptions
-from streaming.sink import check_types, dead_letters, store_token
+from streaming.sink import (
+    EXPECTED,
+    check_types,
+    dead_letters,
+    known_columns,
+    store_token,
+    targets_of,
+    tell_left_out,
+)
 from streaming.tasks import EncodeJob, encode_rows, read_report, staged_file
 
 
@@ -34,20 +42,17 @@ class LogWriter(DataSourceArrowWriter):
             raise InvalidConfig("a log is only ever appended to", hint="Use mode('append')")
         problems = check_types({field.name: field.dataType.simpleString() for field in schema}, options.topic)
         if problems:
-            raise InvalidRecord("; ".join(problems))
+            raise InvalidRecord("; ".join(problems), hint=f"Expected columns: {EXPECTED}")
+        tell_left_out(schema.fieldNames())
         self._options = options
         self._encode = EncodeOptions(options.compression_type, options.batch_size or EncodeOptions().batch_size)
         with LogStore(options.store) as store:
-            committer = Committer(store)
-            names = store.topic_names() if "topic" in schema.fieldNames() else []
-            for each in (options.topic, options.dead_letter_topic):
-                if each is not None:
-                    names = [*names, each]
-            self._targets: dict[str, TopicTarget] = {name: committer.target(name) for name in dict.fromkeys(names)}
+            Committer(store)  # a ledger that cannot be written is known before rows are worked on
+            self._targets = targets_of(store, schema.fieldNames(), options.topic, options.dead_letter_topic)
             self._letters = None
             if options.dead_letter_topic is not None:
                 self._letters = dead_letters(
-                    committer, options.dead_letter_topic, options.topic, options.app_id, options.batch_id
+                    self._targets[options.dead_letter_topic], options.topic, options.app_id, options.batch_id
                 )
             self._token = store_token(store)
             self._plan_id = uuid.uuid4().hex
@@ -63,7 +68,8 @@ class LogWriter(DataSourceArrowWriter):
             self._encode,
             self._letters,
         )
-        for report in encode_rows(job)(iterator):
+        rows = (batch.select(known_columns(batch.schema.names)) for batch in iterator)
+        for report in encode_rows(job)(rows):
             return StagedMessage(report.column(0)[0].as_py(), report.column(1)[0].as_py())
         raise AssertionError("a task always reports")
 

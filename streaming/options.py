@@ -1,4 +1,7 @@
-"""Options of the data source, under the names of Spark's Kafka source; parsed once, errors name the nearest option."""
+"""Options of the data source, under the names of Spark's Kafka source; parsed once, errors name the nearest option.
+
+Each option has one name. Case, `_`, `.` and `-` in it do not matter: `app_id`, `appId` and `app.id` are the same.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ _READ = (
     "startingOffsetsByTimestampStrategy",
     "failOnDataLoss",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
+    "groupIdPrefix",
     "includeHeaders",
     "isolationLevel",
 )
@@ -49,12 +56,13 @@ _WRITE = (
     "adopt",
     "deadLetterTopic",
 )
-#: spelled as other options of Spark's are
-_ALSO = {
-    "compressiontype": "compression.type",
-    "batchsize": "batch.size",
-    "dead_letter_topic": "deadLetterTopic",
-}
+#: what Spark adds to the options of a stream that is written
+_OF_SPARK = ("checkpointLocation",)
+#: `load(path)`, `save(path)` and `start(path)` name the store
+_PATH = "path"
+#: as Spark's Kafka source has it
+_TRIGGER_DELAY_MS = 15 * 60_000
+_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,10 @@ class ReadOptions:
     ending: Boundary = Boundary(LATEST)
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = _TRIGGER_DELAY_MS
     min_partitions: int | None = None
+    max_records_per_partition: int | None = None
     include_headers: bool = False
     committed: bool = False
     latest_when_no_timestamp: bool = False
@@ -98,17 +109,31 @@ class WriteOptions:
     dead_letter_topic: str | None = None
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"[_.-]", "", name.lower())
+
+
+def option_of(options: Mapping[str, str], name: str) -> str | None:
+    """One option in any of its spellings, before all of them are checked."""
+    return next((value for given, value in options.items() if _plain(given) == _plain(name)), None)
+
+
 def _given(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """The options by their proper spelling. Raises UnknownConfig with the nearest name."""
-    proper = {name.lower(): name for name in known}
-    found = {}
+    """The options by their proper spelling. Raises UnknownConfig with the nearest name, InvalidConfig."""
+    proper = {_plain(name): name for name in (*known, _PATH)}
+    found: dict[str, str] = {}
     for name, value in options.items():
-        name = _ALSO.get(name.lower(), name) if "compression.type" in known else name
-        if name.lower() not in proper:
-            near = difflib.get_close_matches(name.lower(), proper, n=1)
+        plain = _plain(name)
+        if plain not in proper:
+            near = difflib.get_close_matches(plain, proper, n=1)
             hint = f"Did you mean {proper[near[0]]}?" if near else f"Known options: {', '.join(known)}"
             raise UnknownConfig(f"there is no option {name!r}", hint=hint)
-        found[proper[name.lower()]] = value
+        if found.get(proper[plain], value) != value:
+            raise InvalidConfig(f"option {proper[plain]} is given twice: {found[proper[plain]]!r} and {value!r}")
+        found[proper[plain]] = value
+    path = found.pop(_PATH, None)
+    if path and os.path.abspath(found.setdefault("store", path)) != os.path.abspath(path):
+        raise InvalidConfig(f"option 'store' is {found['store']!r}, but the path is {path!r}", hint="Give one of them")
     if not found.get("store"):
         raise InvalidConfig("option 'store' is missing", hint="Give the path of the store")
     found["store"] = os.path.abspath(found["store"])  # tasks run elsewhere
@@ -142,6 +167,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     strategy = given.get("startingOffsetsByTimestampStrategy", "error")
     if strategy not in ("error", "latest"):
         raise InvalidConfig(f"startingOffsetsByTimestampStrategy is {strategy!r}; expected error or latest")
+    most, least = _positive(given, "maxOffsetsPerTrigger"), _positive(given, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise InvalidConfig(f"minOffsetsPerTrigger is {least}, above maxOffsetsPerTrigger, which is {most}")
     return ReadOptions(
         store=given["store"],
         subscribe=tuple(name.strip() for name in given.get("subscribe", "").split(",") if name.strip()),
@@ -150,18 +178,29 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         starting=starting,
         ending=ending,
         fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
-        max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", _TRIGGER_DELAY_MS),
         min_partitions=_positive(given, "minPartitions"),
+        max_records_per_partition=_positive(given, "maxRecordsPerPartition"),
         include_headers=_boolean(given, "includeHeaders", False),
         committed=_choice(given, "isolationLevel", ("read_uncommitted", "read_committed")) == "read_committed",
         latest_when_no_timestamp=strategy == "latest",
     )
 
 
-def write_options(options: Mapping[str, str]) -> WriteOptions:
+def write_options(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """Raises UnknownConfig, InvalidConfig."""
-    given = _given({name: value for name, value in options.items() if name.lower() != "path"}, _WRITE)
+    given = _given(options, (*_WRITE, *_OF_SPARK) if streaming else _WRITE)
     batch_id = given.get("batch_id")
+    if streaming and not given.get("app_id"):
+        raise InvalidConfig(
+            "a stream needs the option app_id",
+            hint="It names the query for exactly-once; a lost checkpoint silently gives a query a new id",
+        )
+    for name in ("batch_id", "query_id"):
+        if streaming and name in given:
+            raise InvalidConfig(f"{name} is for batch writes; Spark says which batch of which query a stream writes")
     if batch_id is not None:
         _natural(batch_id, "batch_id")
     if batch_id is not None and "app_id" not in given:
@@ -258,6 +297,16 @@ def _positive(given: Mapping[str, str], name: str) -> int | None:
     if number == 0:
         raise InvalidConfig(f"{name} is 0; expected a number above 0")
     return number
+
+
+def _duration_ms(given: Mapping[str, str], name: str, default: int) -> int:
+    """As Spark writes durations: `15m`, `30s`, `500ms`; a number alone is milliseconds."""
+    if name not in given:
+        return default
+    found = re.fullmatch(r"([0-9]{1,15})([a-z]*)", given[name].strip().lower())
+    if found is None or found[2] not in _UNITS_MS:
+        raise InvalidConfig(f"{name} is {given[name]!r}; expected a duration such as 500ms, 30s, 15m, 2h")
+    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def _natural(text: str, name: str) -> int:

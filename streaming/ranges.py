@@ -155,7 +155,7 @@ def batch_ranges(store: LogStore, options: ReadOptions) -> list[OffsetRange]:
         if end < start:
             raise InvalidConfig(f"{topic.name}-{number} would end at {end}, before its start {start}")
         ranges.append(in_range(store, options, OffsetRange(topic.name, topic.id, number, start, end)))
-    return split([each for each in ranges if each.end > each.start], options.min_partitions)
+    return pieces(ranges, options)
 
 
 def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> OffsetRange:
@@ -196,18 +196,33 @@ def _recreated(name: str) -> UnknownTopic:
     )
 
 
+def pieces(ranges: Sequence[OffsetRange], options: ReadOptions) -> list[OffsetRange]:
+    """What tasks read: none with more offsets than maxRecordsPerPartition, and at least minPartitions of them."""
+    found = [each for each in ranges if each.end > each.start]
+    if options.max_records_per_partition is not None:
+        found = [piece for each in found for piece in _cut(each, -(-_size(each) // options.max_records_per_partition))]
+    return split(found, options.min_partitions)
+
+
+def _size(each: OffsetRange) -> int:
+    return each.end - each.start
+
+
+def _cut(each: OffsetRange, parts: int) -> list[OffsetRange]:
+    bounds = [each.start + _size(each) * part // parts for part in range(parts + 1)]
+    return [replace(each, start=low, end=high) for low, high in itertools.pairwise(bounds)]
+
+
 def split(ranges: list[OffsetRange], min_partitions: int | None) -> list[OffsetRange]:
     """At least `min_partitions` ranges where there are that many offsets, in proportion to their size."""
-    total = sum(each.end - each.start for each in ranges)
+    total = sum(map(_size, ranges))
     if min_partitions is None or len(ranges) >= min_partitions or not total:
         return ranges
-    pieces = []
-    for each in ranges:
-        size = each.end - each.start
-        parts = min(size, max(1, -(-size * min_partitions // total)))
-        bounds = [each.start + size * part // parts for part in range(parts + 1)]
-        pieces += [replace(each, start=low, end=high) for low, high in itertools.pairwise(bounds)]
-    return pieces
+    return [
+        piece
+        for each in ranges
+        for piece in _cut(each, min(_size(each), max(1, -(-_size(each) * min_partitions // total))))
+    ]
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

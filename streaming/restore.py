@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from logstore.errors import PackageMissing
+from logstore.python_workers import use_this_python
 from logstore.store.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
 from logstore.store.store import LogStore
 from streaming.options import IDS
@@ -61,6 +63,7 @@ def restore_state(
 
 
 def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
+    use_this_python(spark)
     # A tombstone of one partition may be what removes a key from another.
     task = _restore_task(path, plan, tombstones or not plan.by_partition)
     schema = SCHEMA if plan.by_partition else f"{SCHEMA}, version long"
@@ -113,8 +116,7 @@ def restore_into_delta(
     went: tombstones were dropped, the log start moved, partitions were added, the topic was created again, its keys
     are merged across partitions, or it goes by another order than that of offsets.
     """
-    from delta.tables import DeltaTable
-
+    DeltaTable = _delta_table(spark)
     path_of_store = os.path.abspath(os.fspath(store))
     known = None if full else _position(spark, path)
     with LogStore(path_of_store) as opened:
@@ -143,6 +145,27 @@ def restore_into_delta(
     return dict(enumerate(plan.end_offsets))
 
 
+def _delta_table(spark: SparkSession) -> Any:
+    """Raises PackageMissing for a Spark without Delta: the Python package, or the jar in its session."""
+    try:
+        from delta.tables import DeltaTable
+    except ImportError:
+        raise PackageMissing(
+            "Delta tables need the package delta-spark, which is not installed",
+            hint="pip install 'duramen[delta]' (for Spark 4.0 to 4.2), and make the session with its "
+            "configure_spark_with_delta_pip",
+        ) from None
+    jvm = getattr(spark, "_jvm", None)  # Spark Connect has none
+    if jvm is not None and type(jvm.io.delta.tables.DeltaTable).__name__ == "JavaPackage":
+        raise PackageMissing(
+            "this Spark session was started without Delta's jar",
+            hint="Make it with delta.configure_spark_with_delta_pip(builder), spark.sql.extensions="
+            "io.delta.sql.DeltaSparkSessionExtension and spark.sql.catalog.spark_catalog="
+            "org.apache.spark.sql.delta.catalog.DeltaCatalog; a session that runs already must be stopped first",
+        )
+    return DeltaTable
+
+
 def _continues(plan: RestorePlan, known: dict[str, Any]) -> bool:
     """Whether what is newer than `known` is all that changed."""
     return (
@@ -156,8 +179,7 @@ def _continues(plan: RestorePlan, known: dict[str, Any]) -> bool:
 
 
 def _position(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    from delta.tables import DeltaTable
-
+    DeltaTable = _delta_table(spark)
     if not DeltaTable.isDeltaTable(spark, path):
         return None
     for row in DeltaTable.forPath(spark, path).history(_HISTORY_MAX).select("userMetadata").collect():

@@ -7,13 +7,17 @@ batch_id).
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from logstore.errors import (
     CommitConflict,
@@ -23,8 +27,9 @@ from logstore.errors import (
     TopicChanged,
     UnknownTopic,
 )
+from logstore.python_workers import explained, use_this_python
 from logstore.store.apps import Adopt, AppBatch
-from logstore.store.committer import Committed, Committer, Staging
+from logstore.store.committer import Committed, Committer, Staging, target_of
 from logstore.store.plan import Plan
 from logstore.store.registry import Topic
 from logstore.store.staging import EncodeOptions, StagedFile, TopicTarget
@@ -55,7 +60,20 @@ _TYPES: dict[str, tuple[str, ...]] = {
     "topic": ("string",),
     "partition": ("int", "smallint", "tinyint", "bigint"),
 }
+_ARROW = {
+    "binary": pa.binary(),
+    "string": pa.string(),
+    "void": pa.null(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "array<struct<key:string,value:binary>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+}
 _ENCODE_TRIES_MAX = 5
+_log = logging.getLogger("duramen")
 #: above this a batch is appended by executors, below by the driver itself
 APPLY_ON_DRIVER_BYTES = 16 << 20
 
@@ -65,14 +83,14 @@ class LogSink:
 
     Parameters
     ----------
-    store: path of the store, the same on driver and executors
+    store: path of the store, the same on driver and executors; made with `create_topics`
     topic: where rows go that name none in a `topic` column
     app_id: the name under which batches are counted; keep it when the query changes, choose another for another query
     compression_type, batch_size: as Kafka's producer settings
     create_topics: partitions and settings for topics that do not exist, e.g. `{"partitions": 4, "configs": {…}}`
     dead_letter_topic: where records go that their topic does not take, with headers that say why; without it they fail
         the batch before anything is committed
-    order_by: sort each micro-batch by this column first
+    order_by: sort each micro-batch by this column first, any of the DataFrame's
     adopt: take over an app_id that another query wrote, or whose batch ids went back or leave some out: the query and
         batch that the ledger shows as its last, as `QUERY_ID:BATCH_ID`; the error that asks for it has the text. It
         holds only while the ledger shows exactly that, so it may stay in the code
@@ -110,6 +128,7 @@ class LogSink:
         self.flush_ms = flush_ms
         self._mark: str | None = None
         self._has_wide_rows = False
+        self._has_told = False
         #: of the batch before
         self._rows: int | None = None
         #: the last micro-batch's receipt
@@ -149,7 +168,9 @@ class LogSink:
 
     def _written(self, df: DataFrame, batch_id: int, previous_ms: dict[str, int]) -> Committed:
         check_schema(df, self.topic)
-        committer = committer_of(self.store)
+        self._check_columns(df.columns)
+        use_this_python(df.sparkSession)
+        committer = committer_of(self.store, create=self.create_topics is not None)
         app = AppBatch(self.app_id, batch_id, self.query_id or query_id_of(df, self._mark), self.adopt)
         for attempt in range(_ENCODE_TRIES_MAX + 1):  # once more for wide rows
             if committer.check_replay(app):
@@ -192,6 +213,14 @@ class LogSink:
             return done
         raise AssertionError("unreachable")
 
+    def _check_columns(self, names: Sequence[str]) -> None:
+        """Raises InvalidConfig for an `order_by` that is no column; says once which columns are left out."""
+        if self.order_by is not None and self.order_by.lower() not in map(str.lower, names):
+            raise InvalidConfig(f"order_by is {self.order_by!r}, and there is no such column", hint=_columns(names))
+        if not self._has_told:
+            self._has_told = True
+            tell_left_out(names, but=self.order_by)
+
     def _encode(
         self,
         df: DataFrame,
@@ -202,7 +231,7 @@ class LogSink:
     ) -> list[StagedFile]:
         if self.order_by is not None:
             df = df.orderBy(self.order_by)
-        rows = df.select(*[name for name in df.columns if name in _TYPES])
+        rows = df.select(*known_columns(df.columns))
         job = EncodeJob(
             self.store,
             staging.folder,
@@ -239,7 +268,7 @@ class LogSink:
     def _dead_letters(self, committer: Committer, batch_id: int) -> DeadLetters | None:
         if self.dead_letter_topic is None:
             return None
-        return dead_letters(committer, self.dead_letter_topic, self.topic, self.app_id, batch_id)
+        return dead_letters(committer.target(self.dead_letter_topic), self.topic, self.app_id, batch_id)
 
     def _ensure(self, committer: Committer, name: str) -> None:
         try:
@@ -252,7 +281,8 @@ class LogSink:
 
 
 def _run(rows: DataFrame, job: EncodeJob) -> list[StagedFile]:
-    done = rows.mapInArrow(encode_rows(job), REPORT_SCHEMA).collect()
+    with explained():
+        done = rows.mapInArrow(encode_rows(job), REPORT_SCHEMA).collect()
     reports = [read_report(bytes(row.report)) for row in sorted(done, key=lambda row: row.task)]
     return [file for file in map(staged_file, reports) if file is not None]
 
@@ -260,13 +290,11 @@ def _run(rows: DataFrame, job: EncodeJob) -> list[StagedFile]:
 # --- what driver and sink share -------------------------------------------------------------------------------------
 
 
-def dead_letters(
-    committer: Committer, name: str, topic: str | None, app_id: str | None, batch_id: int | None
-) -> DeadLetters:
-    """Raises InvalidConfig for a topic that could refuse dead letters itself, UnknownTopic."""
+def dead_letters(target: TopicTarget, topic: str | None, app_id: str | None, batch_id: int | None) -> DeadLetters:
+    """Raises InvalidConfig for a topic that could refuse dead letters itself."""
+    name = target.name
     if name == topic:
         raise InvalidConfig(f"topic {name} cannot take its own dead letters", hint="Give them a topic of their own")
-    target = committer.target(name)
     if target.config.compact:
         raise InvalidConfig(
             f"the dead-letter topic {name} is compacted; records without key and all but the last of a key would go",
@@ -275,16 +303,25 @@ def dead_letters(
     return DeadLetters(target, app_id, batch_id)
 
 
+def targets_of(
+    store: LogStore, columns: Iterable[str], topic: str | None, dead_letter_topic: str | None
+) -> dict[str, TopicTarget]:
+    """The topics rows may go to: the one named, or any of the store when rows name theirs. Raises UnknownTopic."""
+    names = store.topic_names() if "topic" in columns else []
+    names += [name for name in (topic, dead_letter_topic) if name is not None]
+    return {name: target_of(store, name) for name in dict.fromkeys(names)}
+
+
 _open_stores: dict[tuple[str, int], Committer] = {}
 _open_lock = threading.Lock()
 
 
-def committer_of(store: str) -> Committer:
+def committer_of(store: str, *, create: bool = False) -> Committer:
     """One open store a process; opened again after a fork, because locks do not survive one."""
     with _open_lock:
         key = (store, os.getpid())
         if key not in _open_stores:
-            _open_stores[key] = Committer(LogStore(store))
+            _open_stores[key] = Committer(LogStore(store, create=create))
         return _open_stores[key]
 
 
@@ -316,15 +353,38 @@ def check_schema(df: DataFrame, topic: str | None) -> None:
     """Raises InvalidRecord with the expected schema for columns that cannot become records."""
     problems = check_types(dict(df.dtypes), topic)
     if problems:
-        hint = f"Expected columns: {EXPECTED}"
+        hint = f"{_columns(df.columns)}. Expected: {EXPECTED}"
         if "key" not in df.columns or "value" not in df.columns:
             hint += f". {OUTPUT_MODES}"
         raise InvalidRecord("; ".join(problems), hint=hint)
 
 
+def known_columns(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in _TYPES]
+
+
+def tell_left_out(names: Sequence[str], but: str | None = None) -> None:
+    """Warn of columns that no record has; they are left out, as Spark's Kafka sink does it."""
+    left_out = [name for name in names if name not in _TYPES and name != but]
+    if not left_out:
+        return
+    near = {name: difflib.get_close_matches(name.lower(), _TYPES, n=1) for name in left_out}
+    meant = "".join(f" Did you mean {found[0]} by {name}?" for name, found in near.items() if found)
+    _log.warning("columns that are no part of a record are left out: %s.%s", ", ".join(left_out), meant)
+
+
+def arrow_schema(types: Mapping[str, str]) -> pa.Schema:
+    """Columns that have passed `check_types`, as Arrow has them."""
+    return pa.schema([(name, _ARROW[types[name]]) for name in known_columns(types)])
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"The columns are {', '.join(names)}"
+
+
 def check_types(types: dict[str, str], topic: str | None) -> list[str]:
     """What is wrong with columns of these types; empty when nothing is."""
-    problems = [f"column {name!r} is not known" for name in types if name not in _TYPES]
+    problems = []
     for name, kind in types.items():
         if name in _TYPES and kind not in _TYPES[name]:
             problems.append(f"column {name!r} is {kind}, expected {' or '.join(_TYPES[name])}")

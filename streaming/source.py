@@ -1,4 +1,4 @@
-"""The data source `duramen`: batch and streaming reads, and batch writes, over a store.
+"""The data source `duramen`: batch and streaming reads and writes over a store.
 
 Columns and options are those of Spark's Kafka source. Reads are planned as offset ranges, never as files, because
 files are replaced by compaction while a query runs. Gaps inside a range are compaction and not loss; a log start that
@@ -8,41 +8,31 @@ has moved past a position is loss.
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
+    DataSourceStreamWriter,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
     WriterCommitMessage,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
-from logstore.errors import OffsetOutOfRange
+from logstore.errors import InvalidConfig, OffsetOutOfRange
 from logstore.records.columns import DecodedColumns
 from logstore.store.store import LogStore
 from streaming.columns import HEADERS, ChosenColumn, chosen_columns, schema_text, spark_batch
-from streaming.options import ReadOptions, read_options, write_options
+from streaming.options import ReadOptions, option_of, read_options, write_options
 from streaming.ranges import (
     OffsetRange,
     Positions,
@@ -51,14 +41,18 @@ from streaming.ranges import (
     from_stream,
     in_range,
     latest_positions,
-    limited,
+    pieces,
     resolve,
-    split,
     stream_start,
     to_stream,
     visible_end,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter  # since 4.1
+
+#: Spark 4.2 asks a stream with its position and a limit, earlier ones with neither
+CAN_LIMIT = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -70,7 +64,7 @@ class DuramenSource(DataSource):
         return "duramen"
 
     def schema(self) -> str:
-        return schema_text(headers=str(self.options.get("includeHeaders", "false")).lower() == "true")
+        return schema_text(headers=str(option_of(self.options, "includeHeaders")).lower() == "true")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options, streaming=False)
@@ -83,12 +77,22 @@ class DuramenSource(DataSource):
         return LogReader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return LogStreamReader(read_options(self.options, streaming=True), chosen_columns(schema))
+        options, columns = read_options(self.options, streaming=True), chosen_columns(schema)
+        if not CAN_LIMIT:
+            return LogStreamReader(options, columns)
+        from streaming.admission import LimitingStreamReader
+
+        return LimitingStreamReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from streaming.batch_writer import LogWriter
 
         return LogWriter(write_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from streaming.stream_writer import stream_writer
+
+        return stream_writer(write_options(self.options, streaming=True), schema, overwrite)
 
 
 class RangePartition(InputPartition):
@@ -167,6 +171,8 @@ class FilteringReader(LogReader):
     """Takes filters on partition, topic, offset and timestamp."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+
         operators = {
             EqualTo: "=",
             GreaterThan: ">",
@@ -183,35 +189,34 @@ class FilteringReader(LogReader):
                 yield each
 
 
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(DataSourceStreamReader):
+    """A stream whose micro-batches take all there is; what Spark 4.0 and 4.1 can use."""
+
     def __init__(self, options: ReadOptions, columns: Sequence[ChosenColumn] = ()) -> None:
         self.options = options
         self.columns = columns
-        self._target: Positions | None = None
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        """Raises InvalidConfig. Spark asks for the next end without saying where the stream is."""
+        given = {
+            "maxOffsetsPerTrigger": self.options.max_offsets_per_trigger,
+            "minOffsetsPerTrigger": self.options.min_offsets_per_trigger,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise InvalidConfig(
+                    f"{name} needs Spark 4.2 or newer; this is {pyspark.__version__}",
+                    hint="Leave it out: then a micro-batch reads all there is",
+                )
 
     def initialOffset(self) -> StreamOffsets:
         with LogStore(self.options.store) as store:
             found = resolve(store, self.options, self.options.starting, "starting")
         return to_stream({(topic.name, topic.id, number): offset for topic, number, offset in found})
 
-    def latestOffset(self, start: StreamOffsets, limit: ReadLimit) -> StreamOffsets:
-        latest = self._latest() if self._target is None else self._target
-        begin = stream_start(self.options, from_stream(start), latest)
-        # Never back, not even where the log ends before the position because loss is allowed.
-        latest = {key: max(end, begin[key]) for key, end in latest.items()}
-        if isinstance(limit, ReadMaxRows):
-            latest = limited(begin, latest, limit.max_rows)
-        return to_stream(latest)
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        rows = self.options.max_offsets_per_trigger
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
-
-    def reportLatestOffset(self) -> StreamOffsets:
+    def latestOffset(self) -> StreamOffsets:  # type: ignore[override]  # the signature of 4.0 and 4.1
         return to_stream(self._latest())
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._latest()
 
     def _latest(self) -> Positions:
         with LogStore(self.options.store) as store:
@@ -226,8 +231,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for key, stop in stops.items()
                 if stop > begins[key]
             ]
-        ranges = [each for each in ranges if each.end > each.start]
-        return [RangePartition(each) for each in split(ranges, self.options.min_partitions)]
+        return [RangePartition(each) for each in pieces(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self.options, partition.value, self.columns, Bounds())

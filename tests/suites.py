@@ -59,6 +59,7 @@ SUITES = (
     Suite("package", ("tests/package",), needs_java=True, arguments=("--timeout=900",)),
     Suite("reads", ("tests/streaming_reads",), needs_java=True, arguments=("--timeout=900",)),
     Suite("airflow", ("tests/airflow_dags",), needs_java=True, arguments=("--timeout=1200",)),
+    Suite("versions", ("tests/versions",), needs_java=True, arguments=("--timeout=900",)),
     Suite("simulation", ("tests/simulation",)),
     Suite("crash", ("tests/crash",)),
 )

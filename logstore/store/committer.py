@@ -130,15 +130,7 @@ class Committer:
 
     def target(self, name: str) -> TopicTarget:
         """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
-        topic = self.store.topic(name)
-        return TopicTarget(
-            topic.name,
-            topic.id,
-            topic.partitions,
-            self.store.log_config(topic),
-            topic.config_version,
-            self.store.limits.written_batch_bytes,
-        )
+        return target_of(self.store, name)
 
     def check_replay(self, app: AppBatch) -> bool:
         """Whether the batch is committed already. Raises ReplayMismatch when it cannot be this app's next."""
@@ -737,6 +729,19 @@ class Committer:
             except (UnknownTopic, CorruptState):
                 return True  # nothing is certain before it is recovered
         return False
+
+
+def target_of(store: LogStore, name: str) -> TopicTarget:
+    """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
+    topic = store.topic(name)
+    return TopicTarget(
+        topic.name,
+        topic.id,
+        topic.partitions,
+        store.log_config(topic),
+        topic.config_version,
+        store.limits.written_batch_bytes,
+    )
 
 
 def _check_ledger(store: LogStore) -> None:

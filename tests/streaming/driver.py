@@ -1,8 +1,9 @@
 """A driver of its own, for tests that stop, kill or leave one: JSON files through `LogSink` until all is read.
 
-Told by one JSON argument where it runs and what befalls it. `kill`: the step behind which it kills itself, in the batch
-`batch`. `stalls`: by batch the step at which it stops itself until somebody wakes it. Steps are those of
-docs/protocols.md, "Exactly-once append"; `any` is some moment within the batch.
+Told by one JSON argument where it runs and what befalls it. `format`: it writes by this data source, not by the sink.
+`kill`: the step behind which it kills itself, in the batch `batch`. `stalls`: by batch the step at which it stops
+itself until somebody wakes it. Steps are those of docs/protocols.md, "Exactly-once append"; `any` is some moment within
+the batch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ STEPS = ("staged", "leased", "planned", "committed", "appending", "appended", "p
 #: where the commit is behind it
 COMMITTED = ("committed", "appending", "appended", "published", "synced", "flushed")
 FLUSHING = ("synced", "flushed")
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    # It lives for seconds: nothing pays off that takes time to prepare.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 def wrap(
@@ -132,28 +143,20 @@ def main(told: dict[str, Any]) -> None:
     from pyspark.sql import SparkSession
 
     prepare(told)
+    os.environ["DEADLY_DRIVER"] = str(os.getpid())  # for deadly/sitecustomize.py
     builder = SparkSession.builder.master("local[2]")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        # It lives for seconds: nothing pays off that takes time to prepare.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    }
-    for name, value in settings.items():
+    for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     stream = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1).json(told["source"])
-    query = (
-        stream.writeStream.foreachBatch(Sink(told["store"], "orders", "app", flush_ms=told.get("flush_ms", 1000)))
-        .option("checkpointLocation", told["checkpoint"])
-        .trigger(availableNow=True)
-        .start()
-    )
+    if told.get("format") is None:
+        writer = stream.writeStream.foreachBatch(
+            Sink(told["store"], "orders", "app", flush_ms=told.get("flush_ms", 1000))
+        )
+    else:
+        writer = stream.writeStream.format(told["format"]).options(store=told["store"], topic="orders", app_id="app")
+    query = writer.option("checkpointLocation", told["checkpoint"]).trigger(availableNow=True).start()
     query.awaitTermination()
 
 

@@ -17,7 +17,9 @@ from logstore.errors import (
     InvalidPartition,
     InvalidRecord,
     MissingBatches,
+    NotAStore,
     NullKey,
+    PackageMissing,
     UnknownTopic,
     UnsuitableFileSystem,
 )
@@ -25,6 +27,7 @@ from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
 from logstore.store.committer import Committer
 from logstore.store.store import LogStore
+from streaming import restore_into_delta
 from streaming.flusher import flush_now
 from streaming.sink import LogSink, store_token
 from streaming.tasks import check_sees_store
@@ -160,12 +163,66 @@ def test_an_option_sorts_first(spark: Spark, store: LogStore, read_all: ReadAll)
     assert [record.value for record in everything(read_all, store)] == [b"%03d" % n for n in range(500)]
 
 
+def test_rows_sort_by_any_column_and_columns_of_no_record_are_left_out_with_one_warning(
+    spark: Spark, store: LogStore, read_all: ReadAll, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Change data capture: a sequence number says the order, and the rows have more than a record takes."""
+    rows = spark.range(0, 60, 1, 4).selectExpr(
+        "'k' as key", "cast(59 - id as string) as value", "59 - id as sequence", "'eu' as region", "1 as timestmap"
+    )
+    by_sequence = sink(store, order_by="sequence")
+    by_sequence.write(rows, 0)
+    by_sequence.write(rows.limit(0), 1)
+    assert [record.value for record in everything(read_all, store)] == [b"%d" % n for n in range(60)]
+    told = [record.getMessage() for record in caplog.records if record.name == "duramen"]
+    assert told == [
+        "columns that are no part of a record are left out: region, timestmap. Did you mean timestamp by timestmap?"
+    ]
+    with pytest.raises(InvalidConfig, match="order_by is 'sequenze', and there is no such column"):
+        sink(store, order_by="sequenze").write(rows, 2)
+
+
+def test_sql_reads_by_the_options_behind_a_tables_name(spark: Spark, store: LogStore) -> None:
+    sink(store).write(spark.range(5).selectExpr("'k' as key", "'v' as value"), 0)
+    spark.sql("CREATE TABLE log USING duramen")
+    try:
+        options = f"store = '{store.path}', subscribe = 'orders', startingTimestamp = '1700000000000'"
+        assert spark.sql(f"SELECT count(*) FROM log WITH ({options})").collect()[0][0] == 5
+    finally:
+        spark.sql("DROP TABLE log")
+
+
+def test_create_topics_makes_the_store_too(spark: Spark, tmp_path: Path, read_all: ReadAll) -> None:
+    path = tmp_path / "not" / "yet"
+    rows = spark.sql("select 'k' as key, 'v' as value")
+    with pytest.raises(NotAStore):
+        LogSink(path, "orders", "app").write(rows, 0)
+    LogSink(path, "orders", "app", create_topics={"partitions": 1}).write(rows, 0)
+    with LogStore(path) as made:
+        assert len(everything(read_all, made)) == 1
+
+
+def test_a_session_without_delta_is_told_what_to_install(spark: Spark, store: LogStore, tmp_path: Path) -> None:
+    with pytest.raises(PackageMissing, match="configure_spark_with_delta_pip"):
+        restore_into_delta(spark, store=store.path, topic="orders", path=str(tmp_path / "table"))
+
+
+def test_a_batch_write_to_a_path_leaves_columns_of_no_record_out(
+    spark: Spark, store: LogStore, read_all: ReadAll
+) -> None:
+    rows = spark.sql("select 'k' as key, 'v' as value, 'x' as colour")
+    rows.write.format("duramen").option("topic", "orders").option("compression_type", "zstd").mode("append").save(
+        store.path
+    )
+    assert [record.value for record in everything(read_all, store)] == [b"v"]
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ("1 as value", "column 'value' is int, expected binary or string"),
         ("'k' as key", "there is no column 'value'"),
-        ("'v' as value, 'x' as colour", "column 'colour' is not known"),
+        ("'v' as valeu, 'x' as colour", "The columns are valeu, colour"),
         ("'v' as value, 'x' as partition", "column 'partition' is string"),
         ("'v' as value, array('x') as headers", "column 'headers' is array<string>"),
         ("'v' as value, true as timestamp", "column 'timestamp' is boolean"),

@@ -161,7 +161,7 @@ def test_choices_are_named(name: str, expected: str) -> None:
 
 
 def test_write_options() -> None:
-    found = write_options({"store": "/s", "topic": "a", "compression.type": "zstd", "batchSize": "100", "path": "x"})
+    found = write_options({"store": "/s", "topic": "a", "compression.type": "zstd", "batchSize": "100", "path": "/s"})
     assert (found.topic, found.compression_type, found.batch_size, found.adopt) == ("a", "zstd", 100, None)
     found = write_options({"store": "/s", "app_id": "x", "batch_id": "7", "compressionType": "lz4"})
     assert (found.app_id, found.batch_id, found.compression_type) == ("x", 7, "lz4")
@@ -180,3 +180,47 @@ def test_write_options() -> None:
 def test_write_options_that_are_wrong(given: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidConfig, match=expected):
         write_options({"store": "/s", **given})
+
+
+def test_every_option_has_one_name_and_may_be_spelled_as_spark_kafka_or_python_do() -> None:
+    for names in (("app_id", "batch_id"), ("appId", "batchId"), ("app.id", "BATCH-ID")):
+        found = write_options(dict(zip(names, ("a", "3"), strict=True)) | {"store": "/s", "compression_type": "lz4"})
+        assert (found.app_id, found.batch_id, found.compression_type) == ("a", 3, "lz4")
+    assert read_options({"store": "/s", "subscribe": "a", "fail_on_data_loss": "false"}, streaming=False) == (
+        read_options({"store": "/s", "subscribe": "a", "failOnDataLoss": "false"}, streaming=False)
+    )
+    with pytest.raises(InvalidConfig, match="option app_id is given twice: 'a' and 'b'"):
+        write_options({"store": "/s", "app_id": "a", "appId": "b"})
+
+
+def test_a_path_names_the_store() -> None:
+    assert read_options({"path": "/s", "subscribe": "a"}, streaming=True).store == "/s"
+    assert write_options({"path": "/s/", "store": "/s", "topic": "a"}).store == "/s"
+    with pytest.raises(InvalidConfig, match="option 'store' is '/s', but the path is '/other'"):
+        write_options({"path": "/other", "store": "/s"})
+
+
+def test_the_options_of_kafkas_source_that_came_later() -> None:
+    given = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "2m", "maxRecordsPerPartition": "7", "groupIdPrefix": "x"}
+    found = read_options({"store": "/s", "subscribe": "a"} | given, streaming=True)
+    assert (found.min_offsets_per_trigger, found.max_trigger_delay_ms) == (10, 120_000)
+    assert found.max_records_per_partition == 7
+    for text, milliseconds in (("500", 500), ("500ms", 500), ("30s", 30_000), ("1h", 3_600_000)):
+        options = {"store": "/s", "subscribe": "a", "maxTriggerDelay": text}
+        assert read_options(options, streaming=True).max_trigger_delay_ms == milliseconds
+    for wrong in ("", "soon", "5 parsecs", "-1s"):
+        with pytest.raises(InvalidConfig, match="expected a duration such as 500ms"):
+            read_options({"store": "/s", "subscribe": "a", "maxTriggerDelay": wrong}, streaming=True)
+    with pytest.raises(InvalidConfig, match="minOffsetsPerTrigger is 9, above maxOffsetsPerTrigger, which is 8"):
+        read_options(
+            {"store": "/s", "subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, streaming=True
+        )
+
+
+def test_a_stream_is_written_under_an_app_id_and_spark_counts_its_batches() -> None:
+    with pytest.raises(InvalidConfig, match="a stream needs the option app_id"):
+        write_options({"store": "/s", "topic": "a"}, streaming=True)
+    with pytest.raises(InvalidConfig, match="batch_id is for batch writes"):
+        write_options({"store": "/s", "topic": "a", "app_id": "b", "batch_id": "1"}, streaming=True)
+    found = write_options({"path": "/s", "app_id": "b", "checkpointLocation": "/c"}, streaming=True)
+    assert (found.store, found.app_id) == ("/s", "b")

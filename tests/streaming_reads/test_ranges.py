@@ -18,6 +18,7 @@ from logstore.store.committer import Committer, Staging
 from logstore.store.maintenance import delete_records
 from logstore.store.staging import EncodeOptions, StagedWriter
 from logstore.store.store import LogStore
+from streaming.admission import LimitingStreamReader
 from streaming.columns import chosen_columns
 from streaming.options import ReadOptions, read_options
 from streaming.ranges import (
@@ -146,12 +147,12 @@ def test_what_was_deleted_is_loss_and_may_be_allowed(orders: LogStore) -> None:
 
 
 def test_not_a_store_and_a_newer_one(store: LogStore, tmp_path: Any) -> None:
-    reader = LogStreamReader(read_options({"store": str(tmp_path), "subscribe": "a"}, streaming=True))
+    reader = LimitingStreamReader(read_options({"store": str(tmp_path), "subscribe": "a"}, streaming=True))
     with pytest.raises(NotAStore, match="no store here"):
         reader.initialOffset()
     with open(f"{store.path}/version", "w") as file:
         file.write("99\n")
-    reader = LogStreamReader(read_options({"store": store.path, "subscribe": "a"}, streaming=True))
+    reader = LimitingStreamReader(read_options({"store": store.path, "subscribe": "a"}, streaming=True))
     with pytest.raises(StoreVersionError, match="format version 99"):
         reader.initialOffset()
 
@@ -191,8 +192,8 @@ def test_offsets_of_a_stream_are_kafkas_with_the_topics_ids() -> None:
     assert list(to_stream(positions)["a"]) == ["2", "10"]  # the same text each time: Spark compares texts
 
 
-def stream(store: LogStore, **given: str) -> LogStreamReader:
-    return LogStreamReader(options(store, streaming=True, **given))
+def stream(store: LogStore, **given: str) -> LimitingStreamReader:
+    return LimitingStreamReader(options(store, streaming=True, **given))
 
 
 def test_partitions_and_topics_that_came_since_are_read_from_their_beginning(orders: LogStore) -> None:
@@ -251,6 +252,56 @@ def test_available_now_ends_where_it_began_even_if_more_comes(orders: LogStore, 
     assert steps == [4, 4, 4, 3]
 
 
+def test_a_micro_batch_waits_for_enough_offsets_or_for_the_delay(orders: LogStore, append: Any) -> None:
+    reader = stream(orders, startingOffsets="earliest", minOffsetsPerTrigger="20", maxTriggerDelay="1h")
+    first = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert first["orders"] == {"0": 10, "1": 5}  # the first one never waits, as with Kafka's source
+    append("orders", [Record(b"k", b"%d" % n, BASE_MS) for n in range(19)], [0] * 19)
+    assert reader.latestOffset(first, reader.getDefaultReadLimit()) == first
+    append("orders", [Record(b"k", b"enough", BASE_MS)], [1])
+    second = reader.latestOffset(first, reader.getDefaultReadLimit())
+    assert second["orders"] == {"0": 29, "1": 6}
+    append("orders", [Record(b"k", b"late", BASE_MS)], [1])
+    assert reader.latestOffset(second, reader.getDefaultReadLimit()) == second
+    reader._triggered_ms -= 3_600_000  # an hour passes
+    assert reader.latestOffset(second, reader.getDefaultReadLimit())["orders"] == {"0": 29, "1": 7}
+
+
+def test_available_now_does_not_wait_for_more(orders: LogStore) -> None:
+    reader = stream(orders, startingOffsets="earliest", minOffsetsPerTrigger="4", maxOffsetsPerTrigger="6")
+    reader.prepareForTriggerAvailableNow()
+    at, steps = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        steps.append(sum(from_stream(end).values()) - sum(from_stream(at).values()))
+        at = end
+    assert steps == [6, 6, 3]
+
+
+def test_no_task_reads_more_than_its_records_and_there_are_as_many_as_asked_for(orders: LogStore) -> None:
+    sizes = {}
+    for name, asked in {
+        "records": {"maxRecordsPerPartition": "4"},
+        "both": {"maxRecordsPerPartition": "4", "minPartitions": "8"},
+        "few": {"maxRecordsPerPartition": "4", "minPartitions": "2"},
+    }.items():
+        found = batch_ranges(orders, options(orders, **asked))
+        sizes[name] = [each.end - each.start for each in found]
+        assert [(each.partition, each.start) for each in found] == sorted(
+            (each.partition, each.start) for each in found
+        )
+    assert sizes["records"] == sizes["few"] == [3, 3, 4, 2, 3]
+    assert len(sizes["both"]) >= 8
+    assert sum(sizes["both"]) == 15
+
+
+def test_spark_before_4_2_is_told_that_it_cannot_limit(orders: LogStore) -> None:
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
+        with pytest.raises(InvalidConfig, match=f"{name} needs Spark 4.2 or newer"):
+            LogStreamReader(options(orders, streaming=True, **{name: "5"}))
+    reader = LogStreamReader(options(orders, streaming=True))
+    assert reader.latestOffset()["orders"] == {"0": 10, "1": 5}
+
+
 def test_resolve_begins_a_stream_at_the_end_by_default(orders: LogStore) -> None:
     found = resolve(orders, stream(orders).options, stream(orders).options.starting, "starting")
     assert [offset for _, _, offset in found] == [10, 5]
@@ -285,7 +336,9 @@ def test_a_batch_whose_writer_died_between_two_topics_is_read_in_both(
     assert sorted(store.ends(store.topic(name)).high_watermarks[0] for name in targets) == [0, 1]
     both = options(store, subscribe="orders,payments")
     assert [(each.topic, each.end) for each in batch_ranges(store, both)] == [("orders", 1), ("payments", 1)]
-    reader = LogStreamReader(options(store, streaming=True, subscribe="orders,payments", startingOffsets="earliest"))
+    reader = LimitingStreamReader(
+        options(store, streaming=True, subscribe="orders,payments", startingOffsets="earliest")
+    )
     start = reader.initialOffset()
     latest = reader.latestOffset(start, ReadAllAvailable())
     assert [latest[name] for name in targets] == [{"0": 1}, {"0": 1}]

@@ -268,3 +268,18 @@ def test_a_topic_created_again_is_noticed_over_a_restart(
     assert run_stream(spark, path, checkpoint, failOnDataLoss="false") == [[(0, 0, b"new")]]
     last = sorted((checkpoint / "offsets").iterdir(), key=lambda file: file.name)[-1]
     assert json.loads(last.read_text().splitlines()[-1])["@ids"] == {"orders": orders.topic("orders").id}
+
+
+def test_sql_reads_by_a_temporary_view(spark: SparkSession, store: LogStore, path: str, append: Any) -> None:
+    store.create_topic("orders", partitions=1)
+    append("orders", [Record(b"k%d" % n, b"v%d" % n, BASE_MS + n) for n in range(5)])
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING duramen OPTIONS (store '{path}', subscribe 'orders')")
+    found = spark.sql("SELECT cast(value AS string) FROM orders ORDER BY offset").collect()
+    assert [row[0] for row in found] == [f"v{n}" for n in range(5)]
+
+
+def test_the_path_of_load_is_the_store(spark: SparkSession, store: LogStore, path: str, append: Any) -> None:
+    store.create_topic("orders", partitions=2)
+    append("orders", [Record(b"k", b"v", BASE_MS)])
+    reader = spark.read.format("duramen").option("subscribe", "orders").option("max_records_per_partition", 1)
+    assert reader.load(path).count() == 1

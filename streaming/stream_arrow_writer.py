@@ -1,0 +1,15 @@
+"""The stream writer for Spark 4.1 and newer, which hands over Arrow batches. Imports what 4.0 does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+from streaming.stream_writer import BatchMessage, StreamWriter
+
+
+class StreamArrowWriter(StreamWriter, DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> BatchMessage:
+        return self._staged(iterator)
