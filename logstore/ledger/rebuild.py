@@ -88,8 +88,8 @@ def _build(fs: FileSystem, clock: Clock, path: str, contents: Contents) -> None:
     remove_tree(fs, path)
     log = os.path.join(path, LOG_FOLDER)
     table = DeltaTable.create(path, schema, configuration=dict(PROPERTIES))
-    newest = max([0, *rows["version"].to_pylist()])
-    name, size_bytes = write_data(fs, path, newest, rows)
+    # Named for the version that the commit gets below: a commit file is known by it.
+    name, size_bytes = write_data(fs, path, version, rows)
     table.create_write_transaction(
         [AddAction(name, size_bytes, {}, clock.now_ms(), True, json.dumps({"numRecords": rows.num_rows}))],
         "append",

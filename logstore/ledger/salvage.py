@@ -30,6 +30,7 @@ from logstore.ledger.table import (
     LOG_FILE_BYTES_MAX,
     LOG_FOLDER,
     REBUILT,
+    is_of_version,
     is_whole,
     parse_data,
     parse_parquet,
@@ -122,11 +123,12 @@ def _read_log(fs: FileSystem, found: Salvage) -> _Log:
             found.is_chained = False
             found.damage.append(Damage("a commit file is missing", path))
             continue
-        actions = _commit(_read(fs, path))
+        data = _read(fs, path)
+        actions = _commit(data, version)
         if actions is not None:
             _apply(found, log, version, actions)
             continue
-        is_torn = version == commits[-1] and version > 0
+        is_torn = version == commits[-1] and version > 0 and not is_whole(data)
         found.is_chained = found.is_chained and is_torn
         found.damage.append(Damage("a commit file is damaged", path, is_torn=is_torn))
     if not found.is_chained:  # a torn checkpoint is no small matter if the commits it sums up are gone
@@ -149,8 +151,8 @@ def _check_hint(fs: FileSystem, found: Salvage, path: str, checkpoints: list[int
         found.damage.append(Damage("the hint at the last checkpoint does not hold", path, is_torn=True))
 
 
-def _commit(data: bytes) -> list[dict[str, Any]] | None:
-    if not is_whole(data):
+def _commit(data: bytes, version: int) -> list[dict[str, Any]] | None:
+    if not is_whole(data) or not is_of_version(data, version):
         return None
     return [json.loads(line) for line in data.decode().split("\n") if line]
 

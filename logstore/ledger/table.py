@@ -73,6 +73,7 @@ RECOVER = "`duramen recover` rebuilds the ledger from what is left"
 COMMIT_NAME = re.compile(r"(\d{20})\.json\Z")
 CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _DATA_NAME = re.compile(r"\d{20}-[0-9a-f]{32}-([0-9a-f]{8})\.parquet\Z")
+_ADDED = re.compile(r"(\d{20})-[0-9a-f]{32}-[0-9a-f]{8}\.parquet\Z")
 _STAGED = re.compile(r".+(#\d+|\.tmp)\Z")  # what a killed delta-rs, or a killed repair, leaves of a file on its way
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 HINT_NAME = "_last_checkpoint"
@@ -338,6 +339,8 @@ class LedgerTable:
                 if version != newer[-1] or version == 0:
                     raise LedgerError("a commit file is damaged", file=self._commit_path(version), hint=RECOVER)
                 raise _Torn
+            if not is_of_version(data, version):  # no power cut leaves that
+                raise LedgerError("a commit file is another version's", file=self._commit_path(version), hint=RECOVER)
         self._sync_commits(newer)
         if is_unsynced(self._fs, self.path):  # looked up last: what another could not sync, ours does not prove
             raise _Torn
@@ -400,7 +403,7 @@ class LedgerTable:
         whole = [each for each in checkpoints[:-1] if self._is_sound(each)]
         for version in range(max([-1, *whole]) + 1, torn + 1):
             data = self._read_commit(version)
-            if data is None or not is_whole(data):
+            if data is None or not is_whole(data) or not is_of_version(data, version):
                 raise LedgerError(
                     f"a checkpoint is damaged, and commit {version} that it sums up is not there to replace it",
                     file=self._checkpoint_path(torn),
@@ -672,6 +675,17 @@ def is_whole(data: bytes) -> bool:
     if not actions:
         return False
     return not seals or seals[0] is None or seals[0] == seal_of(adds, removes, transactions)
+
+
+def is_of_version(data: bytes, version: int) -> bool:
+    """Whether a whole commit file can be the one of this version: its data file is named for the newest row.
+
+    Rows are of the commit's own version, or older where it puts them in the place of others.
+    """
+    actions = [json.loads(line) for line in data.decode().split("\n") if line]
+    named = [int(found[1]) for action in actions if "add" in action and (found := _ADDED.match(action["add"]["path"]))]
+    newest = max(named, default=version)
+    return newest <= version if any("remove" in action for action in actions) else newest == version
 
 
 def is_parquet(data: bytes) -> bool:
