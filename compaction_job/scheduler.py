@@ -130,8 +130,9 @@ class Scheduler:
         metrics_port: int | None = 0,
         metrics_host: str = LOOPBACK,
     ) -> None:
-        """Raises NotAStore, StoreInUse, InvalidConfig, UnknownConfig."""
+        """Raises NotAStore, StoreInUse, ReadOnlyStore, InvalidConfig, UnknownConfig."""
         self._store = LogStore(store, lock_wait_ms=_LOCK_WAIT_MS)
+        self._store.check_writable()
         self._spark = spark
         self._threads = threads
         self._metrics = (metrics_host, metrics_port)

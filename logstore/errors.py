@@ -230,6 +230,10 @@ class AccessDenied(DuramenError):
     """The store belongs to another user, and this one lacks the rights."""
 
 
+class ReadOnlyStore(AccessDenied):
+    """Nothing can be written to the store: it is mounted read-only, or this user may only read it. Reading works."""
+
+
 class NotEnoughMemory(DuramenError):
     """The process may not use as much memory as the work takes; nothing was changed."""
 

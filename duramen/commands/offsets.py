@@ -92,6 +92,7 @@ def describe(topics: Topics = None) -> None:
     with session.open() as store:
         whole = examined(store, deep=False)
         origin = origin_document(store)
+        read_only = store.is_read_only
         ledger = _ledger(store) if whole.sound else None
         documents = [_describe(store, topic, ledger) for topic in chosen_topics(store, topics)]
 
@@ -99,6 +100,8 @@ def describe(topics: Topics = None) -> None:
         print_store(whole)
         if origin is not None:
             print(f"store: {origin_text(origin)}")
+        if read_only:
+            print("store: open for reading only; batches that were committed and not yet published are not shown")
         for number, document in enumerate(documents):
             if number:
                 print()
@@ -149,7 +152,9 @@ def describe(topics: Topics = None) -> None:
                 [[each["name"], each["value"], _source(each)] for each in document["settings"]],
             )
 
-    session.answer({"store": store_document(whole) | {"origin": origin}, "topics": documents}, text)
+    session.answer(
+        {"store": store_document(whole) | {"origin": origin, "read_only": read_only}, "topics": documents}, text
+    )
 
 
 def _counted_text(partition: dict[str, Any]) -> list[object]:

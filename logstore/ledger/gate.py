@@ -13,7 +13,7 @@ import fcntl
 import time
 from collections.abc import Iterator
 
-from logstore.errors import LockHeld
+from logstore.errors import LockHeld, ReadOnlyStore
 from logstore.files import FileSystem
 from logstore.ofd import set_lock
 
@@ -29,13 +29,20 @@ class Gate:
         self.path = path
 
     @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Among others. Raises LockHeld when somebody is alone for longer than PASS_WAIT_MS."""
-        with self._open() as fd:
+    def shared(self) -> Iterator[bool]:
+        """Among others. Raises LockHeld when somebody is alone for longer than PASS_WAIT_MS.
+
+        Where nothing can be written, the lock is taken on a file opened for reading. Gives False where there is no such
+        file: then nothing keeps files in place.
+        """
+        with self._open(shared=True) as fd:
+            if fd < 0:
+                yield False
+                return
             self._take(fd, _DOOR, fcntl.F_RDLCK, PASS_WAIT_MS)
             self._take(fd, _ROOM, fcntl.F_RDLCK, PASS_WAIT_MS)
             set_lock(fd, fcntl.F_UNLCK, _DOOR, 1)
-            yield
+            yield True
 
     @contextlib.contextmanager
     def alone(self, wait_ms: int = PASS_WAIT_MS) -> Iterator[None]:
@@ -46,8 +53,17 @@ class Gate:
             yield
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[int]:
-        file = self._fs.open(self.path, create=True)
+    def _open(self, *, shared: bool = False) -> Iterator[int]:
+        try:
+            file = self._fs.open(self.path, create=True)
+        except ReadOnlyStore:
+            if not shared:
+                raise
+            try:
+                file = self._fs.open(self.path)
+            except (FileNotFoundError, PermissionError):
+                yield -1
+                return
         try:
             yield file.fileno()
         finally:

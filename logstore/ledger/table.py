@@ -52,15 +52,17 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
-from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
+from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError, ReadOnlyStore
 from logstore.files import FileSystem, make_directory, read_whole, replace_file, take_from_others
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import is_as_proved, read_proofs, remove_proofs, write_proof
 from logstore.partition.unsynced import clear_unsynced, is_unsynced, marking_unsynced
+from logstore.read_only import check_writable
 
 GRACE_MS = 60_000
 ATTEMPTS_MAX = 200
+UNLOCKED_LOOKS = 20
 UPKEEP_WAIT_MS = 200
 UPKEEP_PAUSE_MS = 10_000  # after an upkeep that could not get in
 MERGED_BYTES_MAX = 8 << 20
@@ -151,14 +153,32 @@ class LedgerTable:
         enter_delta()  # before the lock: a thread that the child does not have may hold it
         with self._mutex:
             try:
-                with self._gate.shared():
-                    self._refresh()
-                    return work()
+                return self._among_others(work)
             except _Torn:
+                try:
+                    check_writable(self._fs)
+                except ReadOnlyStore as error:
+                    error.what = f"a power cut left a torn file in the ledger, and {error.what}"
+                    error.file = self.path
+                    error.hint = "Any command that writes sets it aside; run one where the store is writable."
+                    raise
                 with self._gate.alone():
                     self._repair()
                     self._refresh()
                     return work()
+
+    def _among_others(self, work: Callable[[], T]) -> T:
+        for attempt in range(UNLOCKED_LOOKS):
+            with self._gate.shared() as locked:
+                try:
+                    self._refresh()
+                    return work()
+                except (LedgerError, FileNotFoundError):
+                    if locked or attempt == UNLOCKED_LOOKS - 1:
+                        raise
+            # No lock keeps files in place for a reader that may not open the gate: look again, from the beginning.
+            self._table, self._files, self._durable_version = None, None, -1
+        raise AssertionError("unreachable")
 
     @property
     def version(self) -> int:

@@ -120,6 +120,7 @@ class Committer:
     """The commit path of one open store."""
 
     def __init__(self, store: LogStore) -> None:
+        store.check_writable()
         self.store = store
         self._fs = store.fs
         self._is_noted = False

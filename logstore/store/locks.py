@@ -171,10 +171,13 @@ class StoreLocks:
         }
         self._shared: FileLock | None = None
 
-    def enter(self) -> None:
-        """The shared lock on `logs/.lock`, for as long as the store is open. Raises StoreInUse when a broker has it."""
+    def enter(self, *, create: bool = True) -> None:
+        """The shared lock on `logs/.lock`, for as long as the store is open. Raises StoreInUse when a broker has it.
+
+        Without `create` nothing is written: a lock for reading needs no more than the right to read.
+        """
         path = os.path.join(self._layout.logs, LOCK)
-        lock = FileLock(self._fs, path, exclusive=False)
+        lock = FileLock(self._fs, path, exclusive=False, create=create)
         if not lock.acquire(self._wait_ms):
             raise StoreInUse(
                 f"{holder(self._fs, path)} uses the logs exclusively",

@@ -12,13 +12,14 @@ import uuid
 
 from logstore.errors import UnsuitableFileSystem
 from logstore.files import FileSystem, replace_file
+from logstore.read_only import is_refusal
 from logstore.store.locks import FileLock
 
 _passed: set[tuple[int, str]] = set()
 
 
 def probe_file_system(fs: FileSystem, directory: str) -> None:
-    """Raises UnsuitableFileSystem naming what is missing."""
+    """Raises UnsuitableFileSystem naming what is missing; the system's own error where nothing can be written."""
     key = (id(fs), os.path.realpath(directory))
     if key in _passed:
         return
@@ -34,9 +35,9 @@ def probe_file_system(fs: FileSystem, directory: str) -> None:
             try:
                 sound = attempt(fs, base)
             except OSError as error:
-                if error.errno == errno.EACCES:  # EPERM is what a file system says that has no hard links
+                if is_refusal(error):  # EPERM is what a file system says that has no hard links
                     raise
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise UnsuitableFileSystem(f"cannot write here: {error.strerror}", file=directory) from error
                 sound = False
             if not sound:

@@ -45,6 +45,7 @@ from logstore.partition.checkpoint import (
 )
 from logstore.partition.deletion import sweep_deleted
 from logstore.partition.state import PartitionState, read_state, write_state
+from logstore.read_only import ReadOnlyFiles, check_writable, is_refusal, refused
 from logstore.segment.names import PARTITION_METADATA, FileKind, file_name
 from logstore.store.ends import TopicEnds, read_ends, write_ends
 from logstore.store.identity import make_identity
@@ -91,10 +92,9 @@ def _names_missing_rights(opens: Callable[Given, None]) -> Callable[Given, None]
             opens(*given, **named)
         except PermissionError as error:
             raise AccessDenied(
-                "this user lacks the rights to open the store",
+                "this user may not read the store",
                 file=error.filename,
-                hint="Readers write too: they sign locks/ and logs/.lock. Use the owner's account, or give the group "
-                "write access to the store.",
+                hint="Use the owner's account, or give this user's group access to the store.",
             ) from error
 
     return opening
@@ -116,26 +116,38 @@ class LogStore:
     ) -> None:
         """Open the store at `path`; with `create`, make it when there is none.
 
+        Where nothing can be written (a read-only mount, no right to write), it is open for reading: `is_read_only`.
+        It then shows what is published, and whatever would write raises ReadOnlyStore.
+
         Raises NotAStore, AccessDenied, StoreVersionError, UnsuitableFileSystem, StoreInUse; for its settings file
         UnknownConfig and InvalidConfig.
         """
         self.layout = Layout(os.path.abspath(os.fspath(path)))
-        self.fs = fs
+        self.fs: FileSystem = fs
         self.clock = shared_clock(fs, self.layout.locks, clock, boot_id())
         self.limits = limits
         if create:
             _make(fs, self.layout)
         read_version(fs, self.layout.version)
-        for directory in (self.layout.locks, self.layout.staging):  # both may be gone: nothing in them is for ever
-            fs.mkdir(directory)
-        probe_file_system(fs, self.layout.locks)
-        fs.mkdir(os.path.join(self.layout.logs, BROKER_GUARD))
         self._settings = load_toml(self.layout.settings, fs=fs) if fs.exists(self.layout.settings) else {}
         self._broker = resolve_broker(self._settings, store_file=self.layout.settings)
-        self.registry = TopicRegistry(fs, self.layout)
-        self.marks = TopicMarks(fs, self.layout)
         self.locks = StoreLocks(fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
-        self.locks.enter()
+        try:
+            for directory in (self.layout.locks, self.layout.staging):  # both may be gone: nothing in them is for ever
+                fs.mkdir(directory)
+            probe_file_system(fs, self.layout.locks)
+            fs.mkdir(os.path.join(self.layout.logs, BROKER_GUARD))
+            self.locks.enter()
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            self.fs = ReadOnlyFiles(fs, refused(error, self.layout.root))
+            self.locks = StoreLocks(self.fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
+            # Without the file a broker is not at work here; without the right to read it, nothing can be known.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                self.locks.enter(create=False)
+        self.registry = TopicRegistry(self.fs, self.layout)
+        self.marks = TopicMarks(self.fs, self.layout)
         self._committer: Committer | None = None
         self._own_flush: OwnFlush | None = None
         self._settler: Committer | None = None
@@ -165,6 +177,15 @@ class LogStore:
     @property
     def path(self) -> str:
         return self.layout.root
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it could be opened for reading only."""
+        return isinstance(self.fs, ReadOnlyFiles)
+
+    def check_writable(self) -> None:
+        """Raises ReadOnlyStore where nothing can be written, for those who would notice only after much work."""
+        check_writable(self.fs)
 
     def broker_settings(self) -> dict[str, Resolved]:
         """The settings of the store as a whole, each with its source."""
