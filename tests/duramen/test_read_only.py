@@ -158,12 +158,14 @@ def test_readers_answer_as_ever_and_writers_are_told(form: str, place: Path, usu
     assert contents(store) == before
     for command, (code, out, err), (usual_code, usual_out, usual_err) in zip(READERS, answers, usual, strict=False):
         expected = usual_out.replace('"read_only": false', '"read_only": true')
-        assert (code, out, err) == (usual_code, expected, usual_err) and code == 0, (command, out, err)
+        assert (code, out, err) == (usual_code, expected, usual_err), (command, out, err)
+        assert code == 0, command
     for command, (code, out, err) in zip(writers, answers[len(READERS) :], strict=True):
         error = json.loads(err.strip().splitlines()[-1])["error"]
         assert (code, error["kind"], out) == (1, "ReadOnlyStore", ""), (command, out, err)
         said = {"user": "this user may not write to the store", "mount": "the store is mounted read-only"}[form]
-        assert error["what"].startswith(said) and error["hint"].startswith("Reading works. To write,"), error
+        assert error["what"].startswith(said), error
+        assert error["hint"].startswith("Reading works. To write,"), error
 
 
 def test_a_store_that_cannot_be_read_is_not_called_read_only(place: Path) -> None:

@@ -62,7 +62,7 @@ def test_source_stream_and_restore_read_a_read_only_store(spark: SparkSession, t
         )
         query.awaitTermination()
         assert spark.table("read_only").count() == 9
-        with pytest.raises(Exception, match="nothing can be written|may not write"):
+        with pytest.raises(Exception, match=r"nothing can be written|may not write"):
             spark.range(1).selectExpr("'k' AS key", "'v' AS value").write.format("duramen").mode("append").option(
                 "store", str(path)
             ).option("topic", "t").save()
