@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import Annotated, NoReturn
 
@@ -100,9 +101,13 @@ def _run(arguments: list[str]) -> int:
     # The choice of output must hold for errors in the command line itself, before it is parsed.
     session.output = Output.JSON if _asks_for_json(arguments) else Output.TEXT
     session.debug = "--debug" in arguments
+    session.so_far = session.done = None
+    session.stopped = False
     try:
         code = app(arguments, standalone_mode=False, prog_name="duramen")
         sys.stdout.flush()
+        if code == INTERRUPTED and not session.stopped:  # the command library turns the signal into a number
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else DONE
     except BrokenPipeError:
         return _reader_left()
@@ -110,13 +115,16 @@ def _run(arguments: list[str]) -> int:
         # The command library turns a broken pipe into an exit of its own.
         return _reader_left() if isinstance(error.__context__, BrokenPipeError) else FAILED
     except (KeyboardInterrupt, typer.Abort):
+        session.so_far = session.so_far or _left_by(arguments)
         _say("interrupted", kind="Interrupted")
         return INTERRUPTED
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
             sys.stderr.write(f"{error}\n")
         else:
-            _say(_usage(error), kind="BadUsage", hint="`duramen COMMAND --help` shows the way.")
+            where = getattr(error, "where", None)
+            hint = None if where else f"`{_help(error)} --help` shows the way."
+            _say(_usage(error), kind="BadUsage", where=where, hint=hint)
         return BAD_USAGE
     except Exception as error:
         if session.debug:
@@ -130,7 +138,46 @@ def _usage(error: Exception) -> str:
     """What was wrong, with the option's name where the parser knows it."""
     if isinstance(error, typer.BadParameter) and not error.param:
         return str(error.message)
-    return str(getattr(error, "format_message", error.__str__)())
+    text = str(getattr(error, "format_message", error.__str__)())
+    for pattern, plain in _PLAIN.items():
+        text = re.sub(pattern, plain, text)
+    return text
+
+
+#: what the parser says, and how people say it
+_PLAIN = {
+    r"is not a valid int(eger)?( range)?": "is not a whole number",
+    r"(-?\d+) is not in the range x>=(\d+)": r"\1 is too small; the least is \2",
+    r"(-?\d+) is not in the range (\d+)<=x<=(\d+)": r"\1 is not between \2 and \3",
+    r"Got unexpected extra arguments? \((.*)\)": r"there is no place for '\1' here",
+    r"Got unexpected extra argument\(s\) \((.*)\)": r"there is no place for '\1' here",
+}
+
+
+def _help(error: Exception) -> str:
+    """The command whose help tells more."""
+    context = getattr(error, "ctx", None)
+    return str(context.command_path) if context is not None else "duramen"
+
+
+#: what an interrupted command leaves, unless it says so itself
+_INTERRUPTED = {
+    "import": "Nothing was imported: what was copied is removed by the next sweep. The source is as it was.",
+    "export": "The target is not complete, and a broker would notice. Run the export again.",
+    "backup": "The copy is not complete, and no command opens it. Remove the directory and take the backup again.",
+    "recover": "Each partition is either recovered or as it was. Run recover again.",
+    "retain": "What was deleted stays deleted, the rest is done by the next run.",
+    "compact": "What was compacted stays, the rest is as it was and is done by the next run.",
+    "delete-records": "The log start of each partition has moved or has not; `duramen offsets` shows which.",
+    "topics": "A topic was changed as a whole or not at all; `duramen topics list` shows which.",
+    "set-aside": "The batch is set aside or is not. Run the command again.",
+    "schedule": "Every job that was under way is finished by the next run.",
+}
+
+
+def _left_by(arguments: list[str]) -> str:
+    command = next((each for each in arguments if each in _INTERRUPTED), None)
+    return "Nothing was changed." if command is None else _INTERRUPTED[command]
 
 
 def _asks_for_json(arguments: list[str]) -> bool:
@@ -146,13 +193,13 @@ def _failed(error: Exception) -> int:
     from logstore import errors
 
     if isinstance(error, errors.DuramenError):
-        _say(error.what, kind=type(error).__name__, where=error.where(), hint=error.hint)
+        _say(error.what, kind=type(error).__name__, where=error.where(), hint=error.hint or _hint(error))
         if isinstance(error, (errors.UnknownConfig, errors.InvalidConfig, errors.InvalidTopic)):
             return BAD_USAGE
         return DAMAGE if isinstance(error, _damage_errors()) else FAILED
     if isinstance(error, OSError):
         where: dict[str, object] = {"file": error.filename} if error.filename is not None else {}
-        _say(error.strerror or str(error), kind=type(error).__name__, where=where)
+        _say(error.strerror or str(error), kind=type(error).__name__, where=where, hint=_SYSTEM_HINTS.get(type(error)))
         return FAILED
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         _say("not enough memory", kind="NotEnoughMemory", hint="Give the process more (`ulimit -v`, its container).")
@@ -160,6 +207,27 @@ def _failed(error: Exception) -> int:
     hint = None if session.debug else "Run again with --debug to see where."
     _say(f"unexpected {type(error).__name__}: {error}", kind=type(error).__name__, hint=hint)
     return FAILED
+
+
+def _hint(error: Exception) -> str | None:
+    """What to do where the error does not say so itself."""
+    from logstore import errors
+
+    hints: dict[type[Exception], str] = {
+        errors.OffsetOutOfRange: "`duramen offsets` shows where partitions begin and end.",
+        errors.TopicExists: "`duramen topics describe` shows it, `duramen topics alter` changes it.",
+        errors.InvalidPartition: "Partitions are counted from 0; leave it out to go by the key.",
+        errors.InvalidTopic: "Choose another name.",
+    }
+    return hints.get(type(error))
+
+
+_SYSTEM_HINTS: dict[type[OSError], str] = {
+    FileNotFoundError: "Check the path.",
+    PermissionError: "This user lacks the right: use the owner's account, or change the file's mode.",
+    IsADirectoryError: "A file is needed here.",
+    NotADirectoryError: "A directory is needed here.",
+}
 
 
 def _damage_errors() -> tuple[type[Exception], ...]:
@@ -184,14 +252,22 @@ def _say(what: str, *, kind: str, where: dict[str, object] | None = None, hint: 
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         if session.json:
-            document = {"error": {"kind": kind, "what": what, "where": where or {}, "hint": hint}}
-            sys.stderr.write(json_text(document) + "\n")
+            error = {"kind": kind, "what": what, "where": where or {}, "hint": hint}
+            if session.so_far is not None:
+                error |= {"so_far": session.so_far, "done": session.done}
+            sys.stderr.write(json_text({"error": error}) + "\n")
         else:
             text = what.rstrip(".")
-            if where:
-                text += " (" + ", ".join(f"{name} {value}" for name, value in where.items()) + ")"
-            sys.stderr.write(printable(f"error: {text}." + (f" {hint}" if hint else "")) + "\n")
+            places = {name: value for name, value in (where or {}).items() if name != "line"}  # `what` begins with it
+            if places:
+                text += " (" + ", ".join(f"{name} {value}" for name, value in places.items()) + ")"
+            sentences = [_sentence(each) for each in (f"error: {text}", hint, session.so_far) if each]
+            sys.stderr.write(printable(" ".join(sentences)) + "\n")
         sys.stderr.flush()
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else text + "."
 
 
 def _reader_left() -> int:

@@ -36,6 +36,12 @@ class Session:
     store_path: str | None = None
     output: Output = Output.TEXT
     debug: bool = False
+    #: what is done and what is not, should the command end here; None: nothing was changed
+    so_far: str | None = None
+    #: the same for programs
+    done: dict[str, Any] | None = None
+    #: the command chose its exit code itself
+    stopped: bool = False
 
     def open(self, *, create: bool = False) -> LogStore:
         """The store the command is about."""
@@ -86,11 +92,15 @@ class Session:
 session = Session()
 
 
-def bad_usage(message: str) -> Exception:
-    return typer.BadParameter(message)
+def bad_usage(message: str, *, where: dict[str, object] | None = None) -> Exception:
+    error = typer.BadParameter(message)
+    error.where = where  # type: ignore[attr-defined]
+    return error
 
 
 def stop(code: int) -> NoReturn:
+    """End the command with this exit code; it has said why."""
+    session.stopped = True
     raise typer.Exit(code)
 
 

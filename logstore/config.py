@@ -498,8 +498,13 @@ def parse_value(setting: Setting, given: object, *, name: str | None = None, fil
     name = name or setting.name
     factor = next((synonym.factor for synonym in setting.synonyms if synonym.name == name), 1)
     value = _typed(setting.kind, given)
+    if value is None and setting.kind in (Kind.INT, Kind.LONG) and isinstance(given, str):
+        value = parse_units(given, units_of(setting.name))
+        factor = 1 if value is not None else factor  # the suffix says the unit
     if value is None:
-        raise InvalidConfig(f"{name} = {_shown(given)} is not {_EXPECTED[setting.kind]}", file=file)
+        units = units_of(setting.name)
+        also = f", nor one with a unit ({', '.join(sorted(units, key=lambda unit: units[unit]))})" if units else ""
+        raise InvalidConfig(f"{name} = {_shown(given)} is not {_EXPECTED[setting.kind]}{also}", file=file)
     if isinstance(value, frozenset):
         wrong = sorted(value.difference(setting.choices))
         if wrong:
@@ -520,6 +525,27 @@ def parse_value(setting: Setting, given: object, *, name: str | None = None, fil
         unit = f" ({converted} in {setting.name})" if factor != 1 else ""
         raise InvalidConfig(f"{name} = {_shown(given)}{unit} is out of range; expected {setting.valid}", file=file)
     return converted
+
+
+#: powers of 1024, whatever they are called, as Spark and the JVM count
+SIZE_UNITS = {
+    unit: 1024**power for power, letter in enumerate("kmgt", 1) for unit in (letter, f"{letter}b", f"{letter}ib")
+} | {"b": 1}
+DURATION_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_WITH_UNIT = re.compile(r"([0-9]{1,18}) ?([a-z]{1,3})\Z", re.ASCII)
+
+
+def units_of(name: str) -> Mapping[str, int]:
+    """The units that a value of the setting may carry: none unless it is in bytes or milliseconds."""
+    if name.endswith((".bytes", ".size")):
+        return SIZE_UNITS
+    return DURATION_UNITS if name.endswith(".ms") else {}
+
+
+def parse_units(text: str, units: Mapping[str, int]) -> int | None:
+    """`10MB` or `7d` as a number of the smallest unit; None when it is not of that form."""
+    found = _WITH_UNIT.match(text.strip().lower())
+    return int(found[1]) * units[found[2]] if found and found[2] in units else None
 
 
 def _in_range(setting: Setting, value: int | float) -> bool:

@@ -22,6 +22,7 @@ class DuramenError(Exception):
         file: str | None = None,
         position: int | None = None,
         offset: int | None = None,
+        row: int | None = None,
         hint: str | None = None,
     ) -> None:
         self.what = what
@@ -29,6 +30,8 @@ class DuramenError(Exception):
         self.file = file
         self.position = position
         self.offset = offset
+        #: which of the given rows it is about, counted from 0; `what` calls it "row N"
+        self.row = row
         self.hint = hint
         super().__init__(what)
 

@@ -82,6 +82,10 @@ class ReadOnlyFiles:
         """Nothing to do: this process changed no name."""
 
 
+def is_read_only(files: FileSystem) -> bool:
+    return isinstance(files, ReadOnlyFiles)
+
+
 def check_writable(files: FileSystem) -> None:
     """Raises ReadOnlyStore where nothing can be written."""
     if isinstance(files, ReadOnlyFiles):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -62,7 +63,8 @@ def dump(
     """Print the contents of log files and say what is wrong with them."""
     paths = _expanded([*(files or ()), *(files_option.split(",") if files_option else ())])
     if not paths:
-        raise bad_usage("give at least one file")
+        raise bad_usage("no file of a log was given, and the folders given hold none")
+    _check_names(paths)
     for decoder in (key_decoder, value_decoder):
         if decoder not in _DECODERS:
             raise bad_usage(f"no decoder is called {decoder!r}; there are {', '.join(_DECODERS)}")
@@ -90,6 +92,22 @@ def dump(
                 write(_text(line, dumper) + "\n")
     if damaged:
         stop(DAMAGE)
+
+
+def _check_names(paths: list[str]) -> None:
+    """Raises for a file that is missing, or cannot be one of a log: that is a slip, not damage."""
+    from logstore.partition.quarantine import parse_region_name
+    from logstore.segment.names import parse_file_name
+
+    for path in paths:
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        name = os.path.basename(path)
+        if parse_file_name(name) is None and not parse_region_name(name):
+            raise bad_usage(
+                f"{path} is not a file of a log: those have names such as 00000000000000000000.log. To see the records "
+                "of a topic, use `duramen consume`"
+            )
 
 
 def _expanded(given: list[str]) -> list[str]:

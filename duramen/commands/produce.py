@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duramen.commands.consume import Encoding
 from duramen.session import bad_usage, print_pairs, session, stop, time_text
+from logstore.errors import AppendTooLarge, DuramenError, InvalidRecord, InvalidTimestamp, RecordTooLarge
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from logstore.store.apps import AppBatch
+    from logstore.store.committer import Committer
 
 _ROWS_PER_COMMIT = 100_000
 _FIELDS = {"key", "value", "timestamp", "headers", "partition", "offset", "topic"}
@@ -30,33 +37,80 @@ def produce(
     compression: Annotated[
         str, typer.Option("--compression", help="none, gzip, snappy, lz4 or zstd, where the topic leaves the choice.")
     ] = "none",
+    app_id: Annotated[
+        str | None,
+        typer.Option(
+            "--app-id",
+            metavar="NAME",
+            help="Remember under this name how far the file was appended; run again, it goes on from there.",
+            show_default=False,
+        ),
+    ] = None,
+    from_line: Annotated[
+        int, typer.Option("--from-line", metavar="N", min=1, help="Begin at this line of the file.")
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every line, append nothing.")] = False,
 ) -> None:
     """Append records, one JSON object a line: {"key", "value" or null, "timestamp"?, "headers"?, "partition"?}.
 
-    Everything up to 100,000 lines is appended as one, all or none of it.
+    Up to 100,000 lines are appended at once, all or none of them. When a later line is wrong, the error says which
+    lines are appended already, and --from-line or --app-id go on behind them.
     """
+    from logstore.records.compression import codec_by_name
     from logstore.store.committer import Committer
     from logstore.store.own_flush import OwnFlush
     from logstore.store.produce import append_table
     from logstore.store.staging import EncodeOptions
 
+    if app_id is not None and from_line != 1:
+        raise bad_usage("--app-id and --from-line exclude each other: the app id knows from which line to go on")
+    if app_id is not None and not app_id.strip():
+        raise bad_usage("--app-id is empty; give the file's appends a name")
+    try:
+        codec_by_name(compression)
+    except DuramenError:
+        raise bad_usage(f"--compression is {compression!r}; use none, gzip, snappy, lz4 or zstd") from None
     with session.open() as store, _lines(file) as lines:
         store.topic(topic)
+        if not dry_run:
+            store.check_writable()
         committer = None if dry_run else Committer(store)
         own_flush = None if committer is None else OwnFlush(committer)
+        reading = LineReader(lines, file, encoding)
+        progress = None
+        if committer is not None and app_id is not None:
+            progress = Progress.of(committer, app_id)
+            progress.skip(reading, file)
+        else:
+            reading.skip(from_line - 1)
         records = size = 0
+        first = reading.number + 1
         ends: dict[int, int] = {}
+        so_far = SoFar(file, topic, first, reading.number, app_id is not None)
+        if not dry_run:
+            so_far.note()
         with session.progress(f"produce {topic}", None) as step:
-            for table in _tables(lines, encoding):
-                records += table.num_rows
-                step(table.num_rows)
-                if committer is None or own_flush is None:
-                    continue
-                done = append_table(committer, topic, table, options=EncodeOptions(compression_type=compression))
-                own_flush.appended(done)  # not all of a large file has to lie in staging
-                size += done.bytes
-                ends = dict(enumerate(done.topics[topic].end_offsets))
+            for rows in reading.chunks():
+                step(len(rows))
+                if committer is not None and own_flush is not None:
+                    app = None if progress is None else progress.batch(reading)
+                    options = EncodeOptions(compression_type=compression)
+                    try:
+                        done = append_table(committer, topic, _table(rows), options=options, app=app)
+                    except DuramenError as error:
+                        _name_line(error, rows)
+                        raise
+                    except KeyboardInterrupt:
+                        so_far.note(under_way=reading.number)
+                        raise
+                    if progress is not None and app is not None:
+                        progress.committed(app)
+                    own_flush.appended(done)  # not all of a large file has to lie in staging
+                    size += done.bytes
+                    ends = dict(enumerate(done.topics[topic].end_offsets))
+                    so_far.last = reading.number
+                    so_far.note()
+                records += len(rows)
         if committer is not None and ends:
             committer.flush(store.topic(topic))
     document: dict[str, Any] = {
@@ -64,10 +118,50 @@ def produce(
         "records": records,
         "bytes": size,
         "end_offsets": {str(number): end for number, end in ends.items()},
+        "lines": {"from": first, "to": reading.number},
         "dry_run": dry_run,
     }
     verb = "would append" if dry_run else "appended"
-    session.answer(document, lambda: print(f"{verb} {records} records to {topic} ({size} bytes)"))
+    skipped = f"; lines 1 to {first - 1} were skipped" if first > 1 else ""
+    session.answer(document, lambda: print(f"{verb} {records} records to {topic} ({size} bytes){skipped}"))
+
+
+@dataclass(slots=True)
+class SoFar:
+    """What the command has done, should it end here."""
+
+    file: str
+    topic: str
+    first: int
+    last: int
+    has_app: bool
+
+    def note(self, under_way: int | None = None) -> None:
+        """`under_way` is the last line of an append that has begun, and may be committed or not."""
+        name = "standard input" if self.file == "-" else self.file
+        some = self.last >= self.first
+        text = f"Lines {self.first} to {self.last} of {name} are appended" if some else f"No line of {name} is appended"
+        if under_way is not None:
+            text += f"; lines {self.last + 1} to {under_way} were under way, and are all there or not at all"
+        next_ = "run the same command again" if self.has_app else f"go on with --from-line {self.last + 1}"
+        if under_way is not None and not self.has_app:
+            next_ = f"`duramen offsets {self.topic}` tells, then {next_}, or {under_way + 1}"
+        session.so_far = f"{text}: {next_}." if some or under_way is not None else f"{text}."
+        session.done = {
+            "topic": self.topic,
+            "lines_appended": {"from": self.first, "to": self.last} if some else None,
+            "lines_unsure": None if under_way is None else {"from": self.last + 1, "to": under_way},
+        }
+
+
+def _name_line(error: DuramenError, rows: list[Row]) -> None:
+    """Lines of the file are what the user knows, not rows of a commit."""
+    from logstore.store.produce import rename_row
+
+    if error.row is not None:
+        rename_row(error, f"line {rows[error.row].line}")
+    elif isinstance(error, (InvalidRecord, RecordTooLarge, AppendTooLarge, InvalidTimestamp)):
+        error.what = f"lines {rows[0].line} to {rows[-1].line}: {error.what}"
 
 
 def _lines(file: str) -> IO[bytes]:
@@ -76,23 +170,93 @@ def _lines(file: str) -> IO[bytes]:
     return open(file, "rb")
 
 
-def _tables(lines: IO[bytes], encoding: Encoding) -> Iterator[pa.Table]:
-    rows: list[dict[str, Any]] = []
-    number = 0
-    while line := lines.readline(_LINE_BYTES_MAX + 1):
-        number += 1
+@dataclass(frozen=True, slots=True)
+class Row:
+    #: of the file, counted from 1
+    line: int
+    columns: dict[str, Any]
+
+
+class LineReader:
+    """The lines of a file, with their numbers and a digest of all that were read."""
+
+    def __init__(self, lines: IO[bytes], file: str, encoding: Encoding) -> None:
+        self._lines = lines
+        self._file = file
+        self._encoding = encoding
+        #: the last line that was read
+        self.number = 0
+        self.digest = hashlib.sha256()
+
+    def skip(self, count: int) -> None:
+        """Read up to `count` lines and do nothing with them."""
+        while self.number < count and self._next():
+            pass
+
+    def chunks(self) -> Iterator[list[Row]]:
+        rows: list[Row] = []
+        while line := self._next():
+            if line.strip():
+                rows.append(Row(self.number, _row(line, self.number, self._encoding, self._file)))
+            if len(rows) == _ROWS_PER_COMMIT:
+                yield rows
+                rows = []
+        if rows:
+            yield rows
+
+    def _next(self) -> bytes:
+        line = self._lines.readline(_LINE_BYTES_MAX + 1)
         if len(line) > _LINE_BYTES_MAX:
-            raise bad_usage(f"line {number} is longer than {_LINE_BYTES_MAX} bytes")
-        if line.strip():
-            rows.append(_row(line, number, encoding))
-        if len(rows) == _ROWS_PER_COMMIT:
-            yield _table(rows)
-            rows = []
-    if rows:
-        yield _table(rows)
+            raise bad_usage(f"line {self.number + 1} is longer than {_LINE_BYTES_MAX} bytes")
+        if line:
+            self.number += 1
+            # A last line without its end reads the same once more lines were added.
+            self.digest.update(line if line.endswith(b"\n") else line + b"\n")
+        return line
 
 
-def _row(line: bytes, number: int, encoding: Encoding) -> dict[str, Any]:
+class Progress:
+    """How far a file was appended under an app id. The ledger has it with each commit: lines, and their digest."""
+
+    _TEXT = re.compile(r"lines 1-([0-9]{1,18}) ([0-9a-f]{64})")
+
+    def __init__(self, app_id: str, query_id: str | None, batch_id: int) -> None:
+        self._app_id = app_id
+        self._query_id = query_id
+        self._batch_id = batch_id
+
+    @classmethod
+    def of(cls, committer: Committer, app_id: str) -> Progress:
+        last = committer.ledger.last_batch(app_id)
+        return cls(app_id, None, -1) if last is None else cls(app_id, last.query_id, last.batch_id)
+
+    def skip(self, reading: LineReader, file: str) -> None:
+        """Read past what is appended already. Raises BadUsage when these are other lines."""
+        if self._batch_id < 0:
+            return
+        found = self._TEXT.fullmatch(self._query_id or "")
+        if found is None:
+            raise bad_usage(f"app id {self._app_id!r} belongs to another writer, not to `produce`; choose another")
+        reading.skip(int(found[1]))
+        if reading.number < int(found[1]) or reading.digest.hexdigest() != found[2]:
+            raise bad_usage(
+                f"{file} is not the file that was appended as app id {self._app_id!r}: its first {found[1]} lines "
+                "differ. Give that file, or choose another app id"
+            )
+
+    def batch(self, reading: LineReader) -> AppBatch:
+        """The batch that ends with the line that was read last."""
+        from logstore.store.apps import Adopt, AppBatch
+
+        adopt = None if self._batch_id < 0 else Adopt(self._query_id, self._batch_id)
+        query_id = f"lines 1-{reading.number} {reading.digest.hexdigest()}"
+        return AppBatch(self._app_id, self._batch_id + 1, query_id, adopt)
+
+    def committed(self, app: AppBatch) -> None:
+        self._query_id, self._batch_id = app.query_id, app.batch_id
+
+
+def _row(line: bytes, number: int, encoding: Encoding, file: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
         if not isinstance(given, dict):
@@ -105,17 +269,37 @@ def _row(line: bytes, number: int, encoding: Encoding) -> dict[str, Any]:
         for name in ("timestamp", "partition"):
             if given.get(name) is not None and type(given[name]) is not int:
                 raise ValueError(f"{name} is not a whole number")
+            if not -(1 << 31) <= (given.get("partition") or 0) < 1 << 31:
+                raise ValueError("there is no such partition")
+            if not -(1 << 63) <= (given.get("timestamp") or 0) < 1 << 63:
+                raise ValueError("timestamp is not in milliseconds")
         return {
             "key": _bytes(given.get("key"), encoding),
             "value": _bytes(given["value"], encoding),
             "timestamp": given.get("timestamp"),
             "partition": given.get("partition"),
-            "headers": [
-                {"key": str(name), "value": _bytes(value, encoding)} for name, value in given.get("headers") or []
-            ],
+            "headers": _headers(given.get("headers"), encoding),
         }
     except (ValueError, TypeError, binascii.Error) as error:
-        raise bad_usage(f"line {number}: {error}") from None
+        raise bad_usage(f"line {number}: {_said(error)}", where={"file": file, "line": number}) from None
+
+
+def _headers(given: object, encoding: Encoding) -> list[dict[str, Any]]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(each, list) and len(each) == 2 for each in given):
+        raise ValueError('headers are a list of pairs: [["name", "value"], …]')
+    return [{"key": str(name), "value": _bytes(value, encoding)} for name, value in given]
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not a JSON object ({error.msg} at column {error.colno})"
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    if isinstance(error, binascii.Error):
+        return "a key or value is not base64; --encoding utf8 takes text as it is"
+    return str(error)
 
 
 def _bytes(value: object, encoding: Encoding) -> bytes | None:
@@ -126,7 +310,7 @@ def _bytes(value: object, encoding: Encoding) -> bytes | None:
     return base64.b64decode(value, validate=True) if encoding is Encoding.BASE64 else value.encode()
 
 
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
+def _table(rows: list[Row]) -> pa.Table:
     import pyarrow as pa
 
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -137,7 +321,7 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
         "partition": pa.int32(),
         "headers": headers,
     }
-    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
+    return pa.table({name: pa.array([row.columns[name] for row in rows], kind) for name, kind in kinds.items()})
 
 
 def get(

@@ -64,6 +64,7 @@ def restore(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be read, and how.")] = False,
 ) -> None:
     """The latest value of every key; deleted keys are left out."""
+    from logstore.errors import DuramenError
     from logstore.store.restore import plan_restore
     from logstore.store.restore import restore as restored
 
@@ -71,15 +72,23 @@ def restore(
         raise bad_usage("--as-of-offsets and --as-of-timestamp exclude each other")
     if format_ is Format.PARQUET and output_file == "-" and not dry_run:
         raise bad_usage("Parquet is not for standard output: give --output-file FILE")
+    folder = os.path.dirname(output_file)
+    if folder and not os.path.isdir(folder):
+        raise bad_usage(f"--output-file {output_file}: there is no directory {folder}")
     rows = 0
     with session.open() as store:
-        plan = plan_restore(
-            store,
-            topic,
-            as_of_offsets=None if as_of_offsets is None else _offsets(as_of_offsets),
-            as_of_timestamp_ms=as_of_timestamp,
-            allow_thinned=allow_thinned,
-        )
+        try:
+            plan = plan_restore(
+                store,
+                topic,
+                as_of_offsets=None if as_of_offsets is None else _offsets(as_of_offsets),
+                as_of_timestamp_ms=as_of_timestamp,
+                allow_thinned=allow_thinned,
+            )
+        except DuramenError as error:  # the names of options, not of Python's arguments
+            error.what = error.what.replace("as_of_offsets", "--as-of-offsets")
+            error.hint = error.hint and error.hint.replace("allow_thinned=True", "--allow-thinned")
+            raise
         if not dry_run:
             opened = _parquet(output_file) if format_ is Format.PARQUET else _lines(output_file, encoding)
             with session.progress(f"restore {topic}", plan.offsets) as step, opened as write:
@@ -105,8 +114,8 @@ def _offsets(text: str) -> dict[int, int]:
     example = '{"0": 23, "1": 42}'
     try:
         found = {int(number): offset for number, offset in json.loads(text).items()}
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise bad_usage(f"--as-of-offsets is not JSON of the form {example}: {error}") from None
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise bad_usage(f"--as-of-offsets is not JSON of the form {example}") from None
     if any(type(offset) is not int for offset in found.values()):
         raise bad_usage(f"--as-of-offsets has an offset that is no whole number; expected {example}")
     return found

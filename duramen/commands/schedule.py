@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,11 +76,14 @@ def schedule(
 
 
 def _intervals(given: list[str] | None) -> dict[str, int]:
+    from logstore.config import DURATION_UNITS, parse_units
+
     found = {}
     for name, text in key_values(given, "--interval").items():
-        if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            raise bad_usage(f"--interval {name} takes milliseconds, not {text!r}")
-        found[name] = int(text)
+        interval_ms = int(text) if re.fullmatch("[0-9]{1,18}", text) else parse_units(text, DURATION_UNITS)
+        if interval_ms is None:
+            raise bad_usage(f"--interval {name} takes milliseconds, not {text!r}; 30s, 5m, 2h and 1d work, too")
+        found[name] = interval_ms
     return found
 
 

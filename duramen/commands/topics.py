@@ -24,6 +24,12 @@ Configs = Annotated[
     ),
 ]
 _UNKNOWN = "unknown: nothing is deleted or compacted until `duramen topics alter` gives them, or says --defaults"
+_KEYS_MOVE = (
+    "with {after} partitions instead of {before}, most keys of {name} get their new records in another partition. "
+    "Records written before stay where they are, so compaction keeps an old and a new value of such a key, and "
+    "restores merge all partitions, which is slower. A new topic with {after} partitions, filled from this one, "
+    "avoids that."
+)
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show, but change nothing.")]
 
 
@@ -130,11 +136,17 @@ def alter(
     if not configs and not unset and partitions is None and not defaults:
         raise bad_usage("nothing to alter: give --config, --config-file, --unset, --partitions or --defaults")
     with session.open() as store:
+        before = store.topic(name)
         topic = store.alter_topic(
             name, configs=configs, unset=unset or (), partitions=partitions, defaults=defaults, dry_run=dry_run
         )
-        document = {"topic": _document(store, topic), "altered": not dry_run}
+        warnings = []
+        if before.keyed and topic.partitions > before.partitions and store.log_config(topic).compact:
+            warnings.append(_KEYS_MOVE.format(name=name, before=before.partitions, after=topic.partitions))
+        document = {"topic": _document(store, topic), "altered": not dry_run, "warnings": warnings}
     verb = "Would alter" if dry_run else "Altered"
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
     def text() -> None:
         print(f"{verb} {topic.name}, partitions: {topic.partitions}")
@@ -165,9 +177,11 @@ def _policy(document: dict[str, Any]) -> str:
 
 
 def _configs(config: list[str] | None, config_file: str | None) -> dict[str, object]:
-    from logstore.config import load_toml
+    from logstore.config import load_toml, topic_setting
 
     found: dict[str, object] = load_toml(config_file) if config_file else {}
+    for name in found:
+        topic_setting(name, file=config_file)
     found.update(key_values(config, "--config"))
     return found
 

@@ -58,7 +58,7 @@ from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import is_as_proved, read_proofs, remove_proofs, write_proof
 from logstore.partition.unsynced import clear_unsynced, is_unsynced, marking_unsynced
-from logstore.read_only import check_writable
+from logstore.read_only import check_writable, is_read_only
 
 GRACE_MS = 60_000
 ATTEMPTS_MAX = 200
@@ -158,9 +158,9 @@ class LedgerTable:
                 try:
                     check_writable(self._fs)
                 except ReadOnlyStore as error:
-                    error.what = f"a power cut left a torn file in the ledger, and {error.what}"
+                    error.what = f"the ledger must be repaired, after a power cut or a failed write, but {error.what}"
                     error.file = self.path
-                    error.hint = "Any command that writes sets it aside; run one where the store is writable."
+                    error.hint = "Any command that writes repairs it; run one where the store is writable."
                     raise
                 with self._gate.alone():
                     self._repair()
@@ -367,6 +367,8 @@ class LedgerTable:
         self._durable_version = max([known, *newer])
 
     def _sync_commits(self, versions: list[int]) -> None:
+        if is_read_only(self._fs):
+            return  # nothing is decided by what only reads
         for version in versions:
             sync_file(self._fs, self._commit_path(version), table=self.path)
         if versions:

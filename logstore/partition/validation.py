@@ -109,8 +109,9 @@ def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: in
     if config.compact and columns.keys.valid_address:
         valid = _valid_rows(columns.keys.valid_address, columns.keys.valid_bit, columns.count)
         if not valid.all():
+            row = int(np.argmin(valid))
             raise NullKey(
-                f"row {int(np.argmin(valid))} has no key; a compacted topic takes none without", partition=partition
+                f"row {row} has no key; a compacted topic needs a key in every record", partition=partition, row=row
             )
     if columns.timestamps_ms is not None and config.message_timestamp_type == "CreateTime":
         known = columns.timestamps_ms
@@ -119,13 +120,21 @@ def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: in
         if len(known) and int(known.min()) == NO_TIMESTAMP:
             known = known[known != NO_TIMESTAMP]
         if len(known):
-            check_timestamps(int(known.min()), int(known.max()), config, now_ms, partition)
+            try:
+                check_timestamps(int(known.min()), int(known.max()), config, now_ms, partition)
+            except InvalidTimestamp as error:
+                too_old = now_ms - int(known.min()) > config.message_timestamp_before_max_ms
+                culprit = known.min() if too_old else known.max()
+                error.row = int(np.flatnonzero(columns.timestamps_ms == culprit)[0])
+                error.what = f"row {error.row}: {error.what}"
+                raise
     largest = _largest_row(columns, config.max_message_bytes) if codec_id == 0 else None
     if largest is not None:
         raise RecordTooLarge(
             f"row {largest[0]} has {largest[1]} bytes of key and value; "
             f"max.message.bytes is {config.max_message_bytes}",
             partition=partition,
+            row=largest[0],
             hint="Send smaller records, or raise max.message.bytes of the topic",
         )
 
@@ -138,6 +147,7 @@ def check_rows(columns: Columns, batch_bytes_max: int, partition: object) -> Non
             f"row {largest[0]} has {largest[1]} bytes of key and value; the largest batch that can be read has "
             f"{batch_bytes_max} bytes before compression, whatever max.message.bytes says",
             partition=partition,
+            row=largest[0],
             hint="Send smaller records",
         )
 

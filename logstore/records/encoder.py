@@ -165,9 +165,11 @@ class Encoder:
         if len(table) and int(table[:, SIZE].max()) > limit:
             number = int(np.argmax(table[:, SIZE]))
             row = first_row + int(table[:number, COUNT].sum())
+            row = row if selection is None else int(selection[row])
             raise RecordTooLarge(
-                f"row {row if selection is None else int(selection[row])} needs a batch of "
+                f"row {row} needs a batch of "
                 f"{int(table[number, SIZE])} bytes before compression; the largest that can be read is {limit}",
+                row=row,
                 hint="Send smaller records",
             )
 
@@ -272,7 +274,9 @@ def _check_timestamps(columns: Columns) -> None:
         times = np.where(valid, times, NO_TIMESTAMP)
     row = int(np.argmin(times))
     if int(times[row]) < NO_TIMESTAMP:
-        raise InvalidRecord(f"row {row} has the timestamp {times[row]}; the smallest legal one is {NO_TIMESTAMP}")
+        raise InvalidRecord(
+            f"row {row} has the timestamp {times[row]}; the smallest legal one is {NO_TIMESTAMP}", row=row
+        )
 
 
 def _check_offset_deltas(columns: Columns) -> None:

@@ -70,5 +70,5 @@ def route(
     if kernels().route(address_of(block)) != OK:
         row = int(block[slots.R_BAD_ROW])
         assert given is not None
-        raise InvalidPartition(f"row {row} asks for partition {int(given[row])}; the topic has {partitions}")
+        raise InvalidPartition(f"row {row} asks for partition {int(given[row])}; the topic has {partitions}", row=row)
     return Routed(selection, starts)

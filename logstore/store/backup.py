@@ -71,11 +71,11 @@ def check_target(store: LogStore, directory: str) -> None:
     """Raises BackupRefused unless the target is missing or empty, and outside the store."""
     inside = os.path.realpath(store.path) + os.sep
     if (os.path.realpath(directory) + os.sep).startswith(inside):
-        raise BackupRefused("the target lies inside the store", file=directory)
+        raise BackupRefused("the target lies inside the store", file=directory, hint="Give a directory elsewhere.")
     if not store.fs.exists(directory):
         return
     if not is_directory(store.fs, directory):
-        raise BackupRefused("the target is not a directory", file=directory)
+        raise BackupRefused("the target is not a directory", file=directory, hint="Give a new directory.")
     names = store.fs.listdir(directory)
     if names:
         raise BackupRefused(f"the target is not empty ({names[0]})", file=directory, hint="Give a new directory.")

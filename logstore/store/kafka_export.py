@@ -93,11 +93,11 @@ def check_target(store: LogStore, directory: str, topics: list[Topic]) -> None:
     """Raises ExportRefused when exporting there would harm what is there."""
     fs = store.fs
     if os.path.realpath(directory).startswith(os.path.realpath(store.path) + os.sep):
-        raise ExportRefused("the target lies inside the store", file=directory)
+        raise ExportRefused("the target lies inside the store", file=directory, hint="Give a directory elsewhere.")
     if not fs.exists(directory):
         return
     if not is_directory(fs, directory):
-        raise ExportRefused("the target is not a directory", file=directory)
+        raise ExportRefused("the target is not a directory", file=directory, hint="Give a new directory.")
     names = fs.listdir(directory)
     if BROKER_GUARD in names:
         raise ExportRefused("these are the logs of a live store", file=directory)

@@ -175,7 +175,7 @@ def check_links(directory: str, path: str, *, follow_links: bool) -> None:
 def _log_directory(fs: FileSystem, directory: str) -> tuple[str, list[str]]:
     """The log directory and the names in it to look at: all, or the one partition folder that was given."""
     if not is_directory(fs, directory):
-        raise ImportRefused("there is no such directory", file=directory)
+        raise ImportRefused("there is no such directory", file=directory, hint="Check the path.")
     names = fs.listdir(directory)
     if any((parsed := parse_file_name(name)) and parsed.kind is FileKind.LOG for name in names):
         parent, name = os.path.split(os.path.abspath(directory))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from logstore.errors import CommitConflict, TopicChanged
+from logstore.errors import CommitConflict, DuramenError, TopicChanged
 from logstore.records.record import Record
 from logstore.store.apps import AppBatch
 from logstore.store.committer import Committed, Committer, Staging, disk_full
@@ -41,9 +41,11 @@ def append_table(
             writer = StagedWriter(
                 committer.store.fs, staging.folder, options=options, now_ms=committer.store.clock.now_ms()
             )
+            rows_before = 0
             for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
                 if batch.num_rows:
-                    _write(writer, target, batch)
+                    _write(writer, target, batch, rows_before)
+                rows_before += batch.num_rows
             staged = writer.finish()
             encode_ms = int((time.monotonic() - began) * 1000)
             return committer.commit(
@@ -61,11 +63,23 @@ def append_table(
     raise AssertionError("unreachable")
 
 
-def _write(writer: StagedWriter, target: TopicTarget, batch: pa.RecordBatch) -> None:
+def _write(writer: StagedWriter, target: TopicTarget, batch: pa.RecordBatch, rows_before: int) -> None:
     names = batch.schema.names
     partitions = batch.column("partition") if "partition" in names else None
     rows = batch.drop_columns(["partition"]) if partitions is not None else batch
-    writer.write(target, rows, partitions)
+    try:
+        writer.write(target, rows, partitions)
+    except DuramenError as error:
+        if error.row is not None and rows_before:
+            rename_row(error, f"row {rows_before + error.row}")
+            error.row += rows_before
+        raise
+
+
+def rename_row(error: DuramenError, name: str) -> None:
+    """Call the row that an error is about by a name that its reader knows."""
+    error.what = error.what.replace(f"row {error.row}", name, 1)
+    error.args = (error.what,)
 
 
 def table_of(records: Iterable[Record]) -> pa.Table:

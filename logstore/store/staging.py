@@ -312,9 +312,11 @@ def _check_times(rows: pa.RecordBatch, topic: str) -> None:
         return
     earliest = pc.min(times.cast(pa.int64())).as_py()
     if earliest is not None and earliest < 0:
+        row = pc.index(times.cast(pa.int64()), earliest).as_py()
         raise InvalidTimestamp(
-            f"a row has the timestamp {earliest}; there are none below 0",
+            f"row {row} has the timestamp {earliest}; a timestamp is at least 0",
             partition=topic,
+            row=row,
             hint="Leave it null for the time of encoding",
         )
 

@@ -933,7 +933,9 @@ def _make(fs: FileSystem, layout: Layout) -> None:
         try:
             foreign = sorted(set(fs.listdir(layout.root)) - TOP_NAMES)
         except NotADirectoryError:
-            raise NotAStore("a store is a directory", file=layout.root) from None
+            raise NotAStore(
+                "no store here: this is a file, and a store is a directory", file=layout.root, hint="Check the path."
+            ) from None
         if foreign:
             raise NotAStore(
                 f"the directory holds other things ({foreign[0]})", file=layout.root, hint="Give a new directory."

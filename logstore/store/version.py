@@ -28,7 +28,7 @@ def read_version(fs: FileSystem, path: str) -> int:
             raise NotAStore(
                 "a backup that was not finished", file=path, hint="Remove the directory and take it again."
             ) from None
-        raise NotAStore("no store here", file=path, hint="`duramen topics create` makes one.") from None
+        raise _no_store(fs, os.path.dirname(path)) from None
     except UnicodeDecodeError:
         text = ""
     except OSError as error:
@@ -54,6 +54,24 @@ def read_version(fs: FileSystem, path: str) -> int:
             hint="Upgrade it with the release that came after it first.",
         )
     return version
+
+
+def _no_store(fs: FileSystem, root: str) -> NotAStore:
+    try:
+        fs.listdir(root)
+    except NotADirectoryError:
+        return NotAStore("no store here: this is a file, and a store is a directory", file=root, hint="Check the path.")
+    except FileNotFoundError:
+        return NotAStore(
+            "no store here",
+            file=root,
+            hint="There is no such directory. Check the path, or make a store with `duramen topics create`.",
+        )
+    return NotAStore(
+        "no store here",
+        file=root,
+        hint="The directory exists, but is not a store. Check the path, or make a store with `duramen topics create`.",
+    )
 
 
 def looks_like_a_store(fs: FileSystem, layout: Layout) -> bool:

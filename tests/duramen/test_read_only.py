@@ -234,7 +234,7 @@ def test_a_torn_ledger_is_left_and_named(place: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:20])
     before = contents(path)
     with only_reading(path), LogStore(path) as reading:
-        with pytest.raises(ReadOnlyStore, match="a power cut left a torn file in the ledger"):
+        with pytest.raises(ReadOnlyStore, match="the ledger must be repaired, after a power cut"):
             Ledger(reading.layout.ledger, fs=reading.fs, clock=reading.clock)
         assert len(consumed(reading)) > 0
     assert contents(path) == before

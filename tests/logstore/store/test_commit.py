@@ -267,16 +267,16 @@ def bad(**columns: pa.Array) -> pa.Table:
 @pytest.mark.parametrize(
     ("error", "table", "message"),
     [
-        (NullKey, bad(key=pa.array([b"a", None, b"c"])), "row 1 has no key"),
+        (NullKey, bad(key=pa.array([b"a", None, b"c"])), "row 4 has no key"),
         (RecordTooLarge, bad(value=pa.array([b"x", b"y" * 2000, b"z"])), "max.message.bytes is 1000"),
         (InvalidTimestamp, bad(timestamp=pa.array([1, NOW_MS, NOW_MS])), "message.timestamp.before.max.ms"),
-        (InvalidTimestamp, bad(timestamp=pa.array([NOW_MS, None, -1])), "none below 0"),
+        (InvalidTimestamp, bad(timestamp=pa.array([NOW_MS, None, -1])), "row 5 has the timestamp -1"),
         (
             InvalidPartition,
             bad(partition=pa.array([0, 1, 3], pa.int32())),
-            "row 2 asks for partition 3; the topic has 3",
+            "row 5 asks for partition 3; the topic has 3",
         ),
-        (InvalidPartition, bad(partition=pa.array([0, -1, 1], pa.int32())), "row 1 asks for partition -1"),
+        (InvalidPartition, bad(partition=pa.array([0, -1, 1], pa.int32())), "row 4 asks for partition -1"),
         (InvalidRecord, bad(partition=pa.array(["0", "1", "2"])), "'partition' is string"),
     ],
 )
