@@ -67,7 +67,7 @@ def test_several_open_stores_share(store: LogStore, root: Path) -> None:
 def test_no_store_is_named(root: Path) -> None:
     with pytest.raises(NotAStore) as caught:
         LogStore(root)
-    assert caught.value.file == str(root / "version")
+    assert caught.value.file == str(root)
     assert not root.exists()
 
 
