@@ -391,8 +391,11 @@ class Scheduler:
         """A store that was removed or replaced under us is no store of ours any more: end."""
         try:
             gone = self._store_identity() != self._identity
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             gone = True
+        except OSError as error:  # of the system: it says nothing about the store
+            log.warning("cannot look at the store: %s", error)
+            return
         if gone and self.failure is None:
             self.failure = f"the store at {self._store.path} is gone"
             log.error("%s", self.failure)

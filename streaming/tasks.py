@@ -174,8 +174,8 @@ def check_sees_store(store: str, token: str) -> None:
     try:
         with open(os.path.join(store, "locks", "token")) as file:
             found = file.read()
-    except OSError as error:
-        found = str(error)
+    except (FileNotFoundError, NotADirectoryError):
+        found = ""  # another error is the system's, and says nothing about the store
     if found != token:
         raise UnsuitableFileSystem(
             f"executor {os.uname().nodename} does not see the driver's store",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -159,6 +162,24 @@ def test_a_second_daemon_is_told_and_works_beside_the_first(store_path: Path, ca
     with LogStore(store_path) as store:
         runs = Ledger(store.layout.ledger).runs()
         assert sorted((run.partition, run.result) for run in runs) == [(0, "done"), (1, "done")]
+
+
+def test_an_error_of_the_system_is_no_vanished_store(
+    store_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once(store_path)
+    daemon = Scheduler(store_path, intervals=dict.fromkeys(FAST, 3600000))
+    try:
+        with monkeypatch.context() as failing:
+            error = OSError(errno.EIO, os.strerror(errno.EIO), "version")
+            failing.setattr(daemon, "_store_identity", Mock(side_effect=error))
+            daemon._look_for_store()
+        assert daemon.failure is None
+        assert "cannot look at the store: [Errno 5] Input/output error" in caplog.text
+        daemon._look_for_store()
+        assert daemon.failure is None
+    finally:
+        daemon.stop()
 
 
 def test_a_store_that_vanishes_ends_the_daemon(store_path: Path, caplog: pytest.LogCaptureFixture) -> None:
