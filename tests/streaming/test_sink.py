@@ -186,7 +186,7 @@ def test_sql_reads_by_the_options_behind_a_tables_name(spark: Spark, store: LogS
     sink(store).write(spark.range(5).selectExpr("'k' as key", "'v' as value"), 0)
     spark.sql("CREATE TABLE log USING duramen")
     try:
-        options = f"store = '{store.path}', subscribe = 'orders', startingTimestamp = '1700000000000'"
+        options = f"store = '{store.path}', subscribe = 'orders', includeHeaders = 'true'"
         assert spark.sql(f"SELECT count(*) FROM log WITH ({options})").collect()[0][0] == 5
     finally:
         spark.sql("DROP TABLE log")
