@@ -293,6 +293,9 @@ class Loader:
             if not self._clean and at >= unflushed:
                 continue
             suspicious = not self._clean or at == len(self._segments) - 1
+            unindexed = not {(segment.base_offset, FileKind.INDEX), (segment.base_offset, FileKind.TIME_INDEX)} & plain
+            if unindexed and at == len(self._segments) - 1 and segment.size_bytes <= segment.index_interval_bytes:
+                continue  # a small append to many partitions makes no index without entries
             if segment.base_offset not in indexed:
                 self._rebuild_indexes(segment, "it was missing, or the time index was")
                 continue

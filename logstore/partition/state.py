@@ -11,6 +11,7 @@ recovery rebuilds the list from the directory. One line of JSON behind one line 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +27,7 @@ _VERSION = 1
 _MEMORY_FACTOR = 32
 #: one segment of the list as text: an offset, a size and a time
 _ENTRY_BYTES_MAX = 19 + 10 + 20 + 4
+_CACHED_BYTES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,19 @@ def read_state(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) ->
         if error.errno == errno.EFBIG:
             raise CorruptState(f"larger than the limit of {limit_bytes} bytes", file=path, position=0) from None
         raise
-    return decode_state(data, file=path)
+    if len(data) > _CACHED_BYTES_MAX:
+        return decode_state(data, file=path)
+    try:
+        return _decode_known(data)
+    except CorruptState as error:
+        error.file = path
+        raise
+
+
+@functools.lru_cache(maxsize=128)
+def _decode_known(data: bytes) -> PartitionState:
+    """Lists of partitions that nobody has written to since they were made are the same: parsed once."""
+    return decode_state(data)
 
 
 def write_state(fs: FileSystem, path: str, state: PartitionState) -> None:

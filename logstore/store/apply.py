@@ -9,7 +9,7 @@ sync of their segment lists) is done once for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from logstore.clock import ManualClock
@@ -27,12 +27,13 @@ from logstore.segment.names import FileKind, file_name
 from logstore.store.ends import TopicEnds
 from logstore.store.plan import Plan, TopicPlan
 from logstore.store.registry import Topic
+from logstore.store.small_appends import PARTITIONS_MIN, Group, SmallAppend, append_small
 from logstore.store.staging import StagedReaders
 from logstore.store.store import LogStore
 from logstore.store.tails import PartitionTail
 
 #: partitions whose locks are held together; a second or so at most
-_PARTITIONS_AT_ONCE = 256
+_PARTITIONS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,15 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
     states: dict[str, bytes] = {}
     ends: TopicEnds | None = None
     with store.tails(topic) as tails:
-        for number, known in zip(numbers, tails.read_many(numbers), strict=True):
+        found = dict(zip(numbers, tails.read_many(numbers), strict=True))
+        unknown = [number for number, tail in found.items() if tail is None or not tail.is_current]
+        if unknown:
+            ends = store.ends(topic)
+            fresh = _fresh_tails(store, topic, unknown, ends)
+            tails.write_many(fresh)  # whoever finds the rest of an interrupted try cuts it to this
+            found.update(fresh)
+        small = _append_small(batch, found)
+        for number, known in found.items():
             if known is None or not known.is_current:
                 ends = ends or store.ends(topic)
                 known = current_tail(store, topic, number, ends=ends)
@@ -102,15 +111,54 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
                 )
             tail, epoch = known.tail, known.leader_epoch
             if end > base:
-                tail, epoch, state = _append(batch, number, known)
+                done = small.get(number)
+                if done is not None:
+                    tail, epoch, state = done.tail, done.leader_epoch, done.state
+                else:
+                    tail, epoch, state = _append(batch, number, known)
                 if state is not None:
                     states[store.layout.partition_state(topic.id, number)] = encode_state(state)
             applied.append(Applied(number, end, tail))
             new.append((number, PartitionTail.of_now(sequence, end, tail, epoch)))
         replace_files(store.fs, states)  # the lists are on disk before a tail names what they must have
-        for number, tail_now in new:
-            tails.write(number, tail_now)
+        tails.write_many(new)
     return applied
+
+
+def _append_small(batch: _Batch, found: Mapping[int, PartitionTail | None]) -> dict[int, SmallAppend]:
+    """Append to the partitions for which a short way is enough."""
+    store, topic_plan = batch.store, batch.topic_plan
+    known = {
+        number: tail
+        for number, tail in found.items()
+        if tail is not None
+        and tail.is_current
+        and tail.sequence < topic_plan.sequence
+        and tail.end_offset == topic_plan.base_offsets[number]
+    }
+    if len(known) < PARTITIONS_MIN:
+        return {}
+    group = Group(
+        store.fs,
+        store.layout,
+        batch.topic,
+        batch.config,
+        store.limits,
+        batch.plan.now_ms,
+        topic_plan.end_offsets,
+        known,
+    )
+    return append_small(group, batch.staged)
+
+
+def _fresh_tails(
+    store: LogStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds
+) -> list[tuple[int, PartitionTail]]:
+    """Of partitions that were never appended to, as `current_tail` has them."""
+    if len(numbers) < PARTITIONS_MIN:
+        return []
+    tail = PartitionTail.of_now(ends.applied_sequence, 0, Tail())
+    return [(number, tail) for number in numbers if _is_new(store, topic, number, ends)]
 
 
 def current_tail(store: LogStore, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> PartitionTail:

@@ -35,7 +35,7 @@ from logstore.errors import (
     UnappliablePlan,
     UnknownTopic,
 )
-from logstore.files import each_side_by_side, read_whole
+from logstore.files import MANY_FILES, each_side_by_side, read_whole, write_back
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
 from logstore.ledger.table import REBUILT
 from logstore.partition.checkpoint import partition_metadata
@@ -630,6 +630,8 @@ class Committer:
             if not self._synced(topic, number, ends):
                 unsound.append(number)
 
+        if len(numbers) >= MANY_FILES:
+            write_back(self._fs, self.store.layout.logs)
         each_side_by_side(sync, numbers)
         self._restore(topic, sorted(unsound), ends)
         for number in unsound:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from logstore.files import each_side_by_side, replace_files, sync_files
+from logstore.files import replace_files, sync_directories, sync_files
 from logstore.partition.checkpoint import write_partition_metadata
 from logstore.partition.state import PartitionState, encode_state
 from logstore.segment.names import PARTITION_METADATA
@@ -62,7 +62,7 @@ def _make(store: LogStore, topic: Topic, numbers: Sequence[int]) -> None:
         fs.mkdir(draft)
         write_partition_metadata(fs, os.path.join(draft, PARTITION_METADATA), topic.id, durable=False)
     sync_files(fs, [os.path.join(draft, PARTITION_METADATA) for draft in drafts])
-    each_side_by_side(fs.fsync_dir, list(drafts))
+    sync_directories(fs, list(drafts))
     for draft, directory in drafts.items():
         fs.rename(draft, directory)
     fs.fsync_dir(layout.logs)

@@ -422,6 +422,16 @@ class StagedReader:
         first, last = self._of.get(partition, (0, 0))
         return [Piece(*numbers) for numbers in self._pieces[first:last, 1:].tolist()]
 
+    def pieces_of(self, partitions: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Of each piece of these partitions: which of them it belongs to, position and size, in their order."""
+        spans = [self._of.get(partition, (0, 0)) for partition in partitions]
+        rows = [np.arange(first, last) for first, last in spans if last > first]
+        if not rows:
+            return np.empty((0, 3), dtype=np.int64)
+        mine = self._pieces[np.concatenate(rows)]
+        counts = [last - first for first, last in spans]
+        return np.column_stack((np.repeat(np.arange(len(spans)), counts), mine[:, 1], mine[:, 2]))
+
     def chunks(self, partition: int, memory: Memory | None = None) -> Iterator[Chunk]:
         """The batches of one partition in the order of the rows, checksums verified. Raises CorruptBatch."""
         memory = memory or Memory()
@@ -457,6 +467,42 @@ class StagedReaders:
 
     def chunks(self, partition: int) -> Iterator[Chunk]:
         """The partition's batches in the order of the rows. Raises CorruptState, CorruptBatch."""
+        readers = self._opened()
+        for reader in readers:
+            yield from reader.chunks(partition, self._memory)
+            if len(readers) > _READERS_MAX:
+                reader.release()
+
+    def gather(self, partitions: Sequence[int], *, bytes_max: int) -> tuple[npt.NDArray[np.uint8], list[int]] | None:
+        """The bytes of several partitions, one after the other, each in the order of the rows, and the size of each.
+
+        Nothing of them is checked. None where they are more than `bytes_max`. Raises CorruptState.
+        """
+        readers = self._opened()
+        pieces = [reader.pieces_of(partitions) for reader in readers]
+        sizes = sum(
+            (np.bincount(found[:, 0], found[:, 2], len(partitions)) for found in pieces), np.zeros(len(partitions))
+        )
+        if not sizes.sum() <= bytes_max:
+            return None
+        data = np.empty(int(sizes.sum()), dtype=np.uint8)
+        ends = np.cumsum(sizes).astype(np.int64)
+        filled = (ends - sizes.astype(np.int64)).tolist()
+        for reader, found in zip(readers, pieces, strict=True):
+            for run in _runs(found):
+                begin, end = run[0][1], run[-1][1] + run[-1][2]
+                block = np.empty(end - begin, dtype=np.uint8)
+                if reader.file().pread_into(block.data, begin) < len(block):
+                    return None  # whoever reads it alone says what is missing
+                for at, position, size in run:
+                    to = filled[at]
+                    data[to : to + size] = block[position - begin : position - begin + size]
+                    filled[at] = to + size
+            if len(readers) > _READERS_MAX:
+                reader.release()
+        return data, sizes.astype(np.int64).tolist()
+
+    def _opened(self) -> list[StagedReader]:
         if self._readers is None:  # not before they are needed: who comes late finds them gone, and nothing to do
             self._readers = []
             for make in self._open:
@@ -466,10 +512,19 @@ class StagedReaders:
                     raise UnappliablePlan("a staged file is gone before it was appended", file=error.filename) from None
                 if len(self._open) > _READERS_MAX:
                     self._readers[-1].release()
-        for reader in self._readers:
-            yield from reader.chunks(partition, self._memory)
-            if len(self._readers) > _READERS_MAX:
-                reader.release()
+        return self._readers
+
+
+def _runs(pieces: npt.NDArray[np.int64]) -> Iterator[list[tuple[int, int, int]]]:
+    """Pieces that follow one another in their file, together."""
+    run: list[tuple[int, int, int]] = []
+    for at, position, size in pieces.tolist():
+        if run and position != run[-1][1] + run[-1][2]:
+            yield run
+            run = []
+        run.append((at, position, size))
+    if run:
+        yield run
 
 
 def target_named(targets: dict[str, TopicTarget], name: str) -> TopicTarget:

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from logstore.files import File, FileSystem
 from logstore.partition.tail import Tail
+from logstore.store.ranges import runs_of
 
 #: magic, sequence, end offset, the seven numbers of a tail, leader epoch, boot id; a CRC-32C of all that behind it
 _SLOT = struct.Struct(">4sqq7qi40s")
@@ -145,6 +146,16 @@ class TopicTails:
         file = self._opened(writable=True)
         assert file is not None
         file.pwrite(encode_tail(tail), number * SLOT_BYTES)
+
+    def write_many(self, tails: Sequence[tuple[int, PartitionTail]]) -> None:
+        """The same for several partitions, ascending: neighbours in one write."""
+        at = 0
+        for first, count in runs_of(number for number, _ in tails):
+            file = self._opened(writable=True)
+            assert file is not None
+            slots = b"".join(encode_tail(tail) for _, tail in tails[at : at + count])
+            file.pwrite(slots, first * SLOT_BYTES)
+            at += count
 
     def forget(self, number: int) -> None:
         """Make the next append look for the log's end itself."""
