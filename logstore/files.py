@@ -191,6 +191,9 @@ _DIRTY_BYTES_MAX = 256 << 20
 _LARGE_WRITE_BYTES = 1 << 20
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _SYNC_FILE_RANGE_WRITE = 2
+_SYNC_FILE_RANGE_ALL = 1 | 2 | 4  # wait, write, wait
+#: file systems whose `syncfs` commits the journal and has the device write its cache
+_SYNCED_AS_A_WHOLE = ("ext4", "xfs")
 
 
 def _reserve(fd: int, position: int, size: int) -> None:
@@ -370,42 +373,86 @@ def replace_files(fs: FileSystem, files: Mapping[str, bytes]) -> None:
 
 
 def sync_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """Fsync files, several at once where there are many: the device takes them together."""
-    if len(paths) >= MANY_FILES and write_back(fs, paths[0]):
+    """Make files durable: each by its fsync, several at once; where there are very many, all that the file system
+    holds.
+    """
+    if len(paths) >= MANY_FILES and sync_everything(fs, paths[0]):
         for path in paths:
-            _sync_file(fs, path)
+            check_written(fs, path)
     else:
         each_side_by_side(partial(_sync_file, fs), paths)
 
 
 def sync_directories(fs: FileSystem, paths: Sequence[str]) -> None:
     """The same for directories."""
-    if len(paths) >= MANY_FILES and write_back(fs, paths[0]):
-        for path in paths:
-            fs.fsync_dir(path)
-    else:
+    if len(paths) < MANY_FILES or not sync_everything(fs, paths[0]):
         each_side_by_side(fs.fsync_dir, paths)
 
 
-def write_back(fs: FileSystem, path: str) -> bool:
-    """Have the file system of `path` write out all it holds, so that the fsyncs of many files find little left to do.
+def sync_everything(fs: FileSystem, path: str) -> bool:
+    """Make all that the file system of `path` holds durable, files and names, in one call; True when it is.
 
-    It promises nothing: each file is fsynced all the same, which tells of its errors. False where it was not done: the
-    system has no such call, or others have so much unwritten that waiting for it would take longer.
+    Whether a certain file could not be written, `check_written` tells. False, and every file needs its own fsync: on
+    other file systems than those known to keep this promise, where the call failed, and where others have left so
+    much unwritten that waiting for it would take longer.
     """
     if not isinstance(fs, OsFileSystem) or _dirty_bytes() > _DIRTY_BYTES_MAX:
         return False
-    import ctypes
-
-    try:
-        syncfs = ctypes.CDLL(None).syncfs
-    except (OSError, AttributeError):
+    calls = _whole_calls()
+    if calls is None:
         return False
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return bool(syncfs(fd) == 0)
+        if _file_system_type(os.fstat(fd).st_dev) not in _SYNCED_AS_A_WHOLE:
+            return False
+        return calls[0](fd) == 0
     finally:
         os.close(fd)
+
+
+def check_written(fs: FileSystem, path: str) -> None:
+    """After `sync_everything`: raises the error that the system met when it wrote this file, if it met one."""
+    calls = _whole_calls()
+    assert calls is not None, "only asked after `sync_everything`"
+    file = fs.open(path)
+    try:
+        code = calls[1](file.fileno())
+        if code:
+            raise OSError(code, os.strerror(code), path)
+    finally:
+        file.close()
+
+
+@functools.lru_cache(maxsize=1)
+def _whole_calls() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
+    """`syncfs`, and a wait for one file's pages, which returns the error they met; None where the system lacks them."""
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        syncfs, wait = library.syncfs, library.sync_file_range
+    except (OSError, AttributeError):
+        return None
+    wait.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return (
+        lambda fd: int(syncfs(fd)),
+        lambda fd: ctypes.get_errno() if wait(fd, 0, 0, _SYNC_FILE_RANGE_ALL) else 0,
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _file_system_type(device: int) -> str:
+    """As the system names it; empty where it does not tell."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo") as file:
+            for line in file:
+                words = line.split()
+                if words[2] == wanted:
+                    return words[words.index("-") + 1]
+    except (OSError, ValueError, IndexError):
+        pass
+    return ""
 
 
 def _dirty_bytes() -> int:

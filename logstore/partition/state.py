@@ -93,6 +93,11 @@ class PartitionState:
     clean_part_plain: bool = False
 
     @property
+    def is_as_made(self) -> bool:
+        """Whether the list is the one a partition was made with: it says nothing about records."""
+        return not self.generation and not any(entry.size_bytes or entry.base_offset for entry in self.segments)
+
+    @property
     def is_half_thinned(self) -> bool:
         """Whether a pass that did not finish has swapped in groups that lack records."""
         return self.thinned_offset > self.first_dirty_offset

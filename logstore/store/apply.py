@@ -211,10 +211,13 @@ def _is_new(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> bool
         state = read_state(store.fs, store.layout.partition_state(topic.id, number), limits=store.limits)
     except CorruptState:
         return False
-    if state is None or state.generation or state.segments or state.swap is not None or state.log_start_offset:
+    if state is None or not state.is_as_made or state.swap is not None or state.log_start_offset:
         return False
     directory = store.layout.partition(topic.partition(number))
-    return not store.fs.exists(os.path.join(directory, file_name(0, FileKind.LOG)))
+    try:
+        return not store.fs.stat(os.path.join(directory, file_name(0, FileKind.LOG))).size_bytes
+    except FileNotFoundError:
+        return not state.segments
 
 
 def _is_all_flushed(store: LogStore, topic: Topic, number: int, tail: PartitionTail, ends: TopicEnds) -> bool:

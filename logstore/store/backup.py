@@ -216,7 +216,7 @@ def _copy_partition(
     fs.mkdir(target.topic_state(topic.id))
     committed = tuple(entry for entry in state.segments if entry.base_offset <= end)
     write_state(fs, state_path, replace(state, segments=committed, closed=False))
-    if committed:
+    if committed and (end or not state.is_as_made):
         _settle_copy(store, topic, number, directory, state_path, end)
     fs.fsync_dir(directory)
     return BackedUpPartition(partition, state.log_start_offset, end, linked, copied)

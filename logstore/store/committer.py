@@ -35,7 +35,7 @@ from logstore.errors import (
     UnappliablePlan,
     UnknownTopic,
 )
-from logstore.files import MANY_FILES, each_side_by_side, read_whole, write_back
+from logstore.files import MANY_FILES, check_written, each_side_by_side, read_whole, sync_everything
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
 from logstore.ledger.table import REBUILT
 from logstore.partition.checkpoint import partition_metadata
@@ -625,14 +625,18 @@ class Committer:
         comes after one that failed.
         """
         unsound: list[int] = []
+        # One call for thousands of partitions; what is read back afterwards is what it wrote.
+        together = len(numbers) >= MANY_FILES and sync_everything(self._fs, self.store.layout.logs)
 
         def sync(number: int) -> None:
-            if not self._synced(topic, number, ends):
+            if not self._synced(topic, number, ends, together=together):
                 unsound.append(number)
 
-        if len(numbers) >= MANY_FILES:
-            write_back(self._fs, self.store.layout.logs)
-        each_side_by_side(sync, numbers)
+        if together:
+            for number in numbers:
+                sync(number)
+        else:
+            each_side_by_side(sync, numbers)
         self._restore(topic, sorted(unsound), ends)
         for number in unsound:
             if not self._synced(topic, number, ends):
@@ -644,29 +648,37 @@ class Committer:
                     hint="The staged files stay; see `duramen verify`",
                 )
 
-    def _synced(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
-        """Fsync the partition; False, with nothing synced, where what would be synced is not what was committed."""
+    def _synced(self, topic: Topic, number: int, ends: TopicEnds, *, together: bool = False) -> bool:
+        """Fsync the partition; False, with nothing synced, where what would be synced is not what was committed.
+
+        `together`: the whole file system was synced, and only errors are asked for.
+        """
         state_path = self.store.layout.partition_state(topic.id, number)
         if is_unsynced(self._fs, state_path) or first_damage(self.store, topic, number, ends) is not None:
             return False
-        self._sync(topic, number, ends.recovery_points[number], state_path)
+        self._sync(topic, number, ends.recovery_points[number], state_path, together)
         return True
 
-    def _sync(self, topic: Topic, number: int, recovery_point: int, state_path: str) -> None:
+    def _sync(self, topic: Topic, number: int, recovery_point: int, state_path: str, together: bool) -> None:
         directory = self.store.layout.partition(topic.partition(number))
         bases = [segment.base_offset for segment in self.store.partition_state(topic, number).segments]
         for at, base in enumerate(bases):
             if at + 1 < len(bases) and bases[at + 1] <= recovery_point:
                 continue
             for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
-                self._sync_file(os.path.join(directory, file_name(base, kind)), state_path)
+                self._sync_file(os.path.join(directory, file_name(base, kind)), state_path, together)
         # the first append does not wait for it
-        self._sync_file(os.path.join(directory, LEADER_EPOCH_CHECKPOINT), state_path)
-        with marking_unsynced(self._fs, state_path):
-            self._fs.fsync_dir(directory)
+        self._sync_file(os.path.join(directory, LEADER_EPOCH_CHECKPOINT), state_path, together)
+        if not together:
+            with marking_unsynced(self._fs, state_path):
+                self._fs.fsync_dir(directory)
 
-    def _sync_file(self, path: str, state_path: str) -> None:
+    def _sync_file(self, path: str, state_path: str, together: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
+            if together:
+                with marking_unsynced(self._fs, state_path), contextlib.suppress(FileNotFoundError):
+                    check_written(self._fs, path)
+                return
             file = self._fs.open(path)
             try:
                 with marking_unsynced(self._fs, state_path):

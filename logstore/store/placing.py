@@ -11,18 +11,20 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from logstore.files import replace_files, sync_directories, sync_files
+from logstore.files import FileSystem, replace_files, sync_directories, sync_files
 from logstore.partition.checkpoint import write_partition_metadata
-from logstore.partition.state import PartitionState, encode_state
-from logstore.segment.names import PARTITION_METADATA
+from logstore.partition.state import PartitionState, SegmentEntry, encode_state
+from logstore.records.record import NO_TIMESTAMP
+from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, FileKind, file_name
 from logstore.store.registry import Topic
 
 if TYPE_CHECKING:
     from logstore.store.store import LogStore
 
 _PARTITIONS_AT_ONCE = 1024
-#: readers go by the list, also by an empty one
-EMPTY = PartitionState(producers=False, transactions=False)
+#: The list a partition is made with names its first segment, whose empty file is made with the directory, as a broker
+#: does: the first append need not write a list.
+EMPTY = PartitionState(segments=(SegmentEntry(0, 0, NO_TIMESTAMP),), producers=False, transactions=False)
 
 
 def place_partitions(
@@ -51,6 +53,14 @@ def _is_fresh(store: LogStore, topic: Topic, number: int) -> bool:
     )
 
 
+def begin_directory(fs: FileSystem, draft: str, topic_id: str) -> None:
+    """A partition's directory with its id, its first segment and no leader epoch yet; nothing is synced."""
+    fs.mkdir(draft)
+    write_partition_metadata(fs, os.path.join(draft, PARTITION_METADATA), topic_id, durable=False)
+    for name in (file_name(0, FileKind.LOG), LEADER_EPOCH_CHECKPOINT):
+        fs.open(os.path.join(draft, name), create=True).close()
+
+
 def _make(store: LogStore, topic: Topic, numbers: Sequence[int]) -> None:
     fs, layout = store.fs, store.layout
     fs.mkdir(layout.topic_state(topic.id))
@@ -59,8 +69,7 @@ def _make(store: LogStore, topic: Topic, numbers: Sequence[int]) -> None:
     replace_files(fs, {layout.partition_state(topic.id, number): empty for number in numbers})
     drafts = {layout.work("partition"): layout.partition(topic.partition(number)) for number in numbers}
     for draft in drafts:
-        fs.mkdir(draft)
-        write_partition_metadata(fs, os.path.join(draft, PARTITION_METADATA), topic.id, durable=False)
+        begin_directory(fs, draft, topic.id)
     sync_files(fs, [os.path.join(draft, PARTITION_METADATA) for draft in drafts])
     sync_directories(fs, list(drafts))
     for draft, directory in drafts.items():

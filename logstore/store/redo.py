@@ -10,6 +10,7 @@ offsets.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logstore.errors import BufferLimit, CorruptBatch, CorruptState, DamagedLog, UnappliablePlan
+from logstore.files import read_whole
 from logstore.ledger import CommitRow, Ledger
 from logstore.partition.appender import tail_of
 from logstore.partition.log import PartitionLog
 from logstore.partition.state import Loss, PartitionState, read_state, write_state
+from logstore.records.scan import scan_batches
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.segment import LogSegment
@@ -30,6 +33,9 @@ from logstore.store.plan import Plan, read_plan
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
 from logstore.store.tails import PartitionTail
+
+#: a log up to this size is read as a whole
+_SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,8 @@ def first_damage(store: LogStore, topic: Topic, number: int, ends: TopicEnds) ->
         following = state.segments[at + 1].base_offset if at + 1 < len(state.segments) else None
         if following is not None and following <= expected:
             continue
+        if len(state.segments) == 1 and _is_small_and_sound(store, directory, entry.base_offset, expected, end):
+            return None
         try:
             segment = LogSegment(store.fs, directory, entry.base_offset, limits=store.limits)
         except FileNotFoundError:
@@ -127,6 +135,27 @@ def first_damage(store: LogStore, topic: Topic, number: int, ends: TopicEnds) ->
         if following is not None and _over(expected, following, state.losses) < following:
             return Damage(expected, f"offsets {expected} to {following} are missing")
     return Damage(expected, "the log ends there") if _over(expected, end, state.losses) < end else None
+
+
+def _is_small_and_sound(store: LogStore, directory: str, base_offset: int, expected: int, end: int) -> bool:
+    """Whether a small file holds every batch from `expected` to `end`, without its indexes; False says nothing."""
+    try:
+        data = read_whole(store.fs, os.path.join(directory, file_name(base_offset, FileKind.LOG)), limit=_SMALL_BYTES)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            return False
+        raise
+    scan = scan_batches(np.frombuffer(data, dtype=np.uint8))
+    begins, lasts = scan.table[:, BASE_OFFSET], scan.table[:, LAST_OFFSET]
+    first = int(np.searchsorted(lasts, expected))  # of offsets that increase, which is looked at next
+    return (
+        first < len(lasts)
+        and bool((begins[1:] == lasts[:-1] + 1).all())
+        and int(begins[first]) <= expected
+        and int(lasts[-1]) + 1 >= end
+    )
 
 
 def _over(offset: int, begin: int, losses: Sequence[Loss]) -> int:

@@ -168,7 +168,7 @@ def _append(
         return None
     epoch = known.leader_epoch
     if epoch is None:
-        if not is_first or fs.exists(os.path.join(directory, LEADER_EPOCH_CHECKPOINT)):
+        if not is_first or not _is_empty(fs, os.path.join(directory, LEADER_EPOCH_CHECKPOINT)):
             return None
         epoch = _EPOCH
     if before.size_bytes:
@@ -199,6 +199,13 @@ def _append(
         return SmallAppend(tail, epoch, None)
     listed = (SegmentEntry(tail.base_offset, tail.size_bytes, tail.largest_timestamp_ms),)
     return SmallAppend(tail, epoch, state.with_segments(listed, log_start_offset=state.log_start_offset))
+
+
+def _is_empty(fs: FileSystem, path: str) -> bool:
+    try:
+        return not fs.stat(path).size_bytes
+    except FileNotFoundError:
+        return True
 
 
 def _is_too_old(group: Group, number: int, before: Tail, first_ms: int, tail: Tail) -> bool:

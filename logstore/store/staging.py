@@ -480,14 +480,13 @@ class StagedReaders:
         """
         readers = self._opened()
         pieces = [reader.pieces_of(partitions) for reader in readers]
-        sizes = sum(
-            (np.bincount(found[:, 0], found[:, 2], len(partitions)) for found in pieces), np.zeros(len(partitions))
-        )
-        if not sizes.sum() <= bytes_max:
+        sizes = np.zeros(len(partitions), dtype=np.int64)
+        for found in pieces:
+            np.add.at(sizes, found[:, 0], found[:, 2])
+        if int(sizes.sum()) > bytes_max:
             return None
         data = np.empty(int(sizes.sum()), dtype=np.uint8)
-        ends = np.cumsum(sizes).astype(np.int64)
-        filled = (ends - sizes.astype(np.int64)).tolist()
+        filled = (np.cumsum(sizes) - sizes).tolist()
         for reader, found in zip(readers, pieces, strict=True):
             for run in _runs(found):
                 begin, end = run[0][1], run[-1][1] + run[-1][2]
@@ -500,7 +499,7 @@ class StagedReaders:
                     filled[at] = to + size
             if len(readers) > _READERS_MAX:
                 reader.release()
-        return data, sizes.astype(np.int64).tolist()
+        return data, sizes.tolist()
 
     def _opened(self) -> list[StagedReader]:
         if self._readers is None:  # not before they are needed: who comes late finds them gone, and nothing to do

@@ -38,7 +38,7 @@ from logstore.errors import (
     TopicExists,
     UnknownTopic,
 )
-from logstore.files import OS_FILES, FileSystem, make_directory
+from logstore.files import OS_FILES, FileSystem, make_directory, sync_files
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.checkpoint import (
     write_partition_metadata,
@@ -54,7 +54,7 @@ from logstore.store.layout import BROKER_GUARD, TOP_NAMES, Layout
 from logstore.store.locks import DEFAULT_WAIT_MS, FileLock, StoreLocks
 from logstore.store.marks import DELETED, IMPORTED, IMPORTING, TopicMarks
 from logstore.store.places import is_log_of, segments_at, topic_id_at
-from logstore.store.placing import EMPTY, place_partitions
+from logstore.store.placing import EMPTY, begin_directory, place_partitions
 from logstore.store.probe import probe_file_system
 from logstore.store.projection import PartitionFacts, checkpoint_entries, write_checkpoints
 from logstore.store.registry import Topic, TopicRegistry, check_partitions, spelled
@@ -349,7 +349,7 @@ class LogStore:
             for number in range(topic.partitions):
                 sizes = [segment.size_bytes for segment in self.partition_state(topic, number).segments]
                 directory = self.layout.partition(topic.partition(number))
-                if not sizes and self.fs.exists(directory):  # a new list, perhaps, of a partition whose state was lost
+                if not any(sizes) and self.fs.exists(directory):  # the list may be as the partition was made with it
                     sizes = list(segments_at(self.fs, directory).values())
                 if any(sizes):
                     raise CorruptState(
@@ -707,7 +707,8 @@ class LogStore:
                     raise self._stray(partition, carried)
                 write_partition_metadata(self.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
                 return directory
-            if not is_new and ((state and state.segments) or self.ends(topic).high_watermarks[number]):
+            written = state is not None and not state.is_as_made
+            if not is_new and (written or self.ends(topic).high_watermarks[number]):
                 raise DamagedLog(
                     "the partition's directory is gone",
                     partition=partition,
@@ -725,8 +726,9 @@ class LogStore:
             path = self.layout.partition_state(topic.id, partition.partition)
             write_state(self.fs, path, EMPTY)
         draft = self.layout.work("partition")
-        self.fs.mkdir(draft)
-        write_partition_metadata(self.fs, os.path.join(draft, PARTITION_METADATA), topic.id)
+        begin_directory(self.fs, draft, topic.id)
+        sync_files(self.fs, [os.path.join(draft, PARTITION_METADATA)])
+        self.fs.fsync_dir(draft)
         self.fs.rename(draft, self.layout.partition(partition))
         self.fs.fsync_dir(self.layout.logs)
 

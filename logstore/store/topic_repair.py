@@ -182,6 +182,13 @@ def _chosen_copy(evidence: _Evidence, copies: list[Topic]) -> Topic | None:
     return named[0] if named else None
 
 
+def _fits(store: LogStore, topic_id: str, evidence: _Evidence) -> bool:
+    return bool(evidence.directories) and all(
+        (state := _state(store, topic_id, number)) is not None and is_log_of(store.fs, directory, state)
+        for number, directory in evidence.directories.items()
+    )
+
+
 def _chosen_id(store: LogStore, evidence: _Evidence, states: set[str | None], plans: Mapping[str, TopicPlan]) -> str:
     by_weight = [topic_id for topic_id, _ in evidence.carried.most_common()]
     for topic_id in [*(each for each in by_weight if each in states), *by_weight]:
@@ -194,9 +201,13 @@ def _chosen_id(store: LogStore, evidence: _Evidence, states: set[str | None], pl
     for topic_id in sorted(each for each in states if each):
         for number, directory in evidence.directories.items():
             state = _state(store, topic_id, number)
-            if state is not None and state.segments and is_log_of(store.fs, directory, state):
+            if state is not None and not state.is_as_made and is_log_of(store.fs, directory, state):
                 evidence.notes.append("its id is from the state that fits its directories")
                 return topic_id
+    fitting = [topic_id for topic_id in sorted(each for each in states if each) if _fits(store, topic_id, evidence)]
+    if len(fitting) == 1:  # lists as they were made fit many directories
+        evidence.notes.append("its id is from the only state that fits its directories")
+        return fitting[0]
     evidence.notes.append("nothing tells its id; it gets a new one")
     return new_topic_id()
 
@@ -291,13 +302,13 @@ def repair_partition(store: LogStore, topic: Topic, number: int, *, dry_run: boo
                     store.fs.fsync_dir(store.layout.logs)
                 done.append(f"a directory of another topic lay in its place; it is set aside as {aside}")
         if dry_run:
-            if state is not None and state.segments and not is_directory(store.fs, directory):
+            if state is not None and not state.is_as_made and not is_directory(store.fs, directory):
                 done.append("its directory is gone; an empty one takes its place")
             return done
         if is_directory(store.fs, directory):
             write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
             return done
-        if state is not None and state.segments:
+        if state is not None and not state.is_as_made:
             done.append("its directory is gone; an empty one takes its place")
         store.make_partition(topic, partition, state)
     return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from logstore.clock import ManualClock
 from logstore.files import OsFileSystem
 from logstore.store import staging
 from logstore.store.committer import Committer
@@ -229,3 +231,59 @@ def test_a_backup_holds_the_leases_of_many_topics_with_one_descriptor(tmp_path: 
     assert done.returncode == 0, done.stderr
     with LogStore(tmp_path / "copy") as copy:
         assert len(copy.topic_names()) == 120
+
+
+def test_small_appends_write_what_the_usual_way_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Byte for byte, over rolls, index entries, partitions that were never written to, and times that go back."""
+    found = []
+    for least in (1, 1 << 30):
+        rng = random.Random(seed)
+        monkeypatch.setattr("logstore.store.apply.PARTITIONS_MIN", least)
+        monkeypatch.setattr("logstore.store.small_appends.PARTITIONS_MIN", least)
+        root = tmp_path / str(least)
+        clock = ManualClock(1_700_000_000_000)
+        with LogStore(root, create=True, clock=clock) as opened:
+            configs = {"segment.bytes": 3_000, "index.interval.bytes": 300, "segment.ms": 50_000}
+            opened.create_topic("wide", partitions=20, configs=configs)
+            for _ in range(12):
+                count = rng.choice((3, 25, 60))
+                table = pa.table(
+                    {
+                        "key": [b"k%d" % rng.randrange(9) for _ in range(count)],
+                        "value": [bytes(rng.randrange(120)) for _ in range(count)],
+                        "timestamp": pa.array(
+                            [clock.now_ms() - rng.randrange(40_000) for _ in range(count)], pa.int64()
+                        ),
+                        "partition": pa.array([rng.randrange(20) for _ in range(count)], pa.int32()),
+                    }
+                )
+                append_table(Committer(opened), "wide", table, options=staging.EncodeOptions(batch_size=200))
+                clock.advance(rng.choice((10, 10_000, 60_000)))
+                if rng.random() < 0.2:
+                    Committer(opened).flush(opened.topic("wide"))
+            topic = opened.topic("wide")
+            ends = opened.ends(topic).high_watermarks
+            with opened.tails(topic) as tails:
+                slots = [
+                    tail and (tail.end_offset, tail.tail, tail.leader_epoch) for tail in tails.read_many(range(20))
+                ]
+            files = {
+                f"{path.parent.name}/{path.name}": path.read_bytes()
+                for path in Path(opened.layout.logs).glob("wide-*/*")
+                if path.name != "partition.metadata" and not (path.suffix.endswith("index") and not path.stat().st_size)
+            }
+            found.append((ends, slots, files))
+            read = [[record.offset for record in opened.reader(topic, number).records(0)] for number in range(20)]
+            assert read == [list(range(end)) for end in ends]
+    assert found[0] == found[1]
+    assert len(found[0][2]) > 60
+
+
+def test_a_flush_of_many_partitions_leaves_no_mark_of_a_failed_sync(store: LogStore) -> None:
+    store.append("wide", rows(PARTITIONS, PARTITIONS))
+    topic = store.topic("wide")
+    ends = Committer(store).flush(topic)
+    assert ends.recovery_points == ends.high_watermarks == (1,) * PARTITIONS
+    assert not [name for name in os.listdir(store.layout.topic_state(topic.id)) if name.endswith(".unsynced")]

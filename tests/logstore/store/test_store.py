@@ -303,7 +303,9 @@ def test_directories_a_deleted_topic_left_are_not_inherited(root: Path) -> None:
         dying.delete_topic("a")
     with LogStore(root) as store:
         store.create_topic("a")
-        assert [path.name for path in (root / "logs" / "a-0").iterdir()] == ["partition.metadata"]
+        names = sorted(path.name for path in (root / "logs" / "a-0").iterdir())
+        assert names == ["0" * 20 + ".log", "leader-epoch-checkpoint", "partition.metadata"]
+        assert not (root / "logs" / "a-0" / names[0]).stat().st_size
 
 
 def test_a_crash_while_partitions_are_placed_leaves_a_topic_that_works(root: Path) -> None:
@@ -314,7 +316,7 @@ def test_a_crash_while_partitions_are_placed_leaves_a_topic_that_works(root: Pat
     with LogStore(root) as store:
         topic = store.topic("a")
         directory = store.place_partition(topic, topic.partition(1))
-        assert os.listdir(directory) == ["partition.metadata"]
+        assert sorted(os.listdir(directory)) == ["0" * 20 + ".log", "leader-epoch-checkpoint", "partition.metadata"]
 
 
 def test_a_foreign_directory_in_the_way_is_left_and_named(store: LogStore, root: Path) -> None:
