@@ -87,7 +87,7 @@ def verify_partition(
         if state is None and high_watermark > 0:
             found.append(Finding(f"there are records up to {high_watermark} but no segment list", file=state_path))
         # The list comes first and the directory last; both come before the first record.
-        if high_watermark == 0 and (state is None or not state.segments) and not fs.exists(directory):
+        if high_watermark == 0 and (state is None or state.is_as_made) and not fs.exists(directory):
             result.unplaced = True
             return result
     with _noting(found):
