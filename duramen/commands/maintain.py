@@ -87,7 +87,7 @@ def _verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Ve
                 progress=step,
             )
             if damage is not None:
-                from logstore.store.verify import Finding
+                from logstore.store.finding import Finding
 
                 result.findings.append(Finding(damage.what, damage.file, damage.position, damage.offset))
             results.append(result)

@@ -8,6 +8,7 @@ from logstore.errors import CorruptCheckpoint
 from logstore.files import FileSystem
 from logstore.partition.checkpoint import MetaProperties, read_meta_properties, write_meta_properties
 from logstore.segment.names import META_PROPERTIES
+from logstore.store.finding import Finding
 from logstore.store.layout import Layout
 from logstore.store.store_report import StoreReport
 from logstore.topic import new_topic_id
@@ -24,8 +25,6 @@ def make_identity(fs: FileSystem, layout: Layout) -> None:
 
 def examine_identity(fs: FileSystem, layout: Layout) -> StoreReport:
     """Whether the file is there and can be read. Changes nothing."""
-    from logstore.store.verify import Finding  # opening a store needs none of it
-
     path, report = os.path.join(layout.logs, META_PROPERTIES), StoreReport()
     try:
         found = read_meta_properties(fs, path)

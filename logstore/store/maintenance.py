@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from logstore.ledger import CommitRow
     from logstore.partition.log import PartitionLog
     from logstore.store.committer import Committer
-    from logstore.store.verify import Finding
+    from logstore.store.finding import Finding
 
 
 _ENDS_EVERY = 64

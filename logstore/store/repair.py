@@ -22,13 +22,13 @@ from logstore.ledger.rebuild import Contents, rebuild_table
 from logstore.ledger.rows import TABLES, commit_row, commits_table
 from logstore.ledger.salvage import Salvage, salvage
 from logstore.store.ends import stored_ends
+from logstore.store.finding import Finding
 from logstore.store.layout import Layout
 from logstore.store.origin import read_origin
 from logstore.store.plan import Plan, read_plan
 from logstore.store.reconstruct import Applied, Reconstruction, reconstruct
 from logstore.store.store import LogStore
 from logstore.store.store_report import StoreReport
-from logstore.store.verify import Finding
 from logstore.store.version import looks_like_a_store, read_version, write_version
 
 _PLAN_SUFFIX = "-plan"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from logstore.errors import CorruptState
 from logstore.store.ends import read_applied_sequence
+from logstore.store.finding import Finding
 
 if TYPE_CHECKING:
     from logstore.store.store import LogStore
-    from logstore.store.verify import Finding
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSI
 from logstore.segment.batches import Chunk
 from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file_name, parse_file_name
 from logstore.segment.segment import LogSegment
+from logstore.store.finding import Finding
 from logstore.topic import TopicPartition
 
 #: after this many findings in one segment the rest is the same story
@@ -40,14 +41,6 @@ _SIDE_LOOKS_MIN = 3
 _LOOK_AGAIN_S = 0.02
 #: what is wrong with a file: gone, not a file, too large. Any other error is the system's, and says nothing about it
 _OF_THE_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.ELOOP)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    what: str
-    file: str | None = None
-    position: int | None = None
-    offset: int | None = None
 
 
 @dataclass(slots=True)
