@@ -20,7 +20,7 @@ import numpy as np
 
 from logstore.errors import CorruptBatch, DuramenError
 from logstore.files import FileSystem, NotRegularFile
-from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
 from logstore.partition.checkpoint import read_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import read_snapshot
@@ -204,8 +204,11 @@ def _verify_segment(
                     Finding(f"{segment.size_bytes} bytes where the list has {entry.size_bytes}", file=path)
                 )
             indexes = _IndexCheck(fs, segment, result.findings) if sealed else None
-            for chunk in _committed_chunks(segment, high_watermark):
-                rows = chunk.table[_first_offsets(chunk.table) < high_watermark]
+            # An offset is under no checksum: one above the high watermark may be that of a committed batch.
+            end_offset = INT64_MAX if upper_offset is not None and upper_offset <= high_watermark else high_watermark
+            for chunk in _committed_chunks(segment, end_offset):
+                below = np.nonzero(_first_offsets(chunk.table) < end_offset)[0]
+                rows = chunk.table[: int(below[-1]) + 1 if len(below) else 0]
                 _verify_order(chunk, rows, next_offset, upper_offset, result.findings)
                 _verify_records(decoder, chunk, rows, next_offset, result.findings)
                 if len(rows):

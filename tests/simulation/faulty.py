@@ -20,8 +20,8 @@ from logstore.files import File, FileStat, OsFile, OsFileSystem
 #: what the system may say to any call
 ERRORS = (errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES)
 #: and to one that needs room
-ROOM_ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
-_NEEDS_ROOM = {"pwrite", "truncate", "mkdir", "rename", "link", "create", "fsync", "fsync_dir"}
+ROOM_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+NEEDS_ROOM = {"pwrite", "truncate", "mkdir", "rename", "link", "create", "fsync", "fsync_dir"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Call:
 
 @dataclass
 class Fault:
-    """Fail call number `at` with an error drawn by `turn`; afterwards everything works again."""
+    """Fail call number `at` with error number `turn`; afterwards everything works again."""
 
     at: int
     turn: int = 0
@@ -44,7 +44,7 @@ class Fault:
     times: int = 1
 
     def error(self, call: Call) -> OSError:
-        choice = ROOM_ERRORS if call.kind in _NEEDS_ROOM and self.turn % 2 else ERRORS
+        choice = (*ERRORS, *ROOM_ERRORS) if call.kind in NEEDS_ROOM else ERRORS
         number = choice[self.turn % len(choice)]
         return OSError(number, os.strerror(number), call.path)
 
@@ -94,6 +94,8 @@ class FaultyFiles(OsFileSystem):
     calls: int = 0
     #: the call that failed
     failed: Call | None = None
+    #: which kinds of calls there were, by number
+    kinds: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, kind: str, path: str) -> None:
@@ -101,6 +103,7 @@ class FaultyFiles(OsFileSystem):
             return
         with self._lock:
             self.calls += 1
+            self.kinds.append(kind)
             call = Call(self.calls - 1, kind, path)
             if self.fault is None or not self.fault.at <= call.number < self.fault.at + self.fault.times:
                 return
@@ -110,7 +113,7 @@ class FaultyFiles(OsFileSystem):
     @contextlib.contextmanager
     def faulty(self, fault: Fault | None) -> Iterator[None]:
         """Count calls in here, and let one fail."""
-        self.fault, self.armed, self.calls, self.failed = fault, True, 0, None
+        self.fault, self.armed, self.calls, self.failed, self.kinds = fault, True, 0, None, []
         try:
             yield
         finally:
