@@ -3,8 +3,8 @@ ENOMEM or EACCES, or is cut short.
 
 The operation then ends with a typed error, with the system's own, or with the right result. With the fault gone
 nothing acknowledged is missing, nothing that was needed is removed, the store verifies, and work goes on. The suite
-tries a sample of the calls; `DURAMEN_SOAK=1` tries every one with every error. delta-rs does its own I/O past the seam, so of the
-ledger our own calls are covered.
+tries a sample of the calls; `DURAMEN_SOAK=1` tries every one with every error. delta-rs does its own I/O past the
+seam, so of the ledger our own calls are covered.
 """
 
 from __future__ import annotations
