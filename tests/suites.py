@@ -58,6 +58,7 @@ SUITES = (
     Suite("fuzz", ("tests/fuzz",), env={"DURAMEN_FUZZ_SECONDS": "30"}, arguments=("--timeout=600",)),
     Suite("package", ("tests/package",), needs_java=True, arguments=("--timeout=900",)),
     Suite("reads", ("tests/streaming_reads",), needs_java=True, arguments=("--timeout=900",)),
+    Suite("docs", ("tests/docs",), needs_java=True, arguments=("--timeout=900",)),
     Suite("airflow", ("tests/airflow_dags",), needs_java=True, arguments=("--timeout=1200",)),
     Suite("versions", ("tests/versions",), needs_java=True, arguments=("--timeout=900",)),
     Suite("simulation", ("tests/simulation",)),

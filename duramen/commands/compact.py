@@ -56,10 +56,11 @@ TopicOption = Annotated[
     typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be given again.", show_default=False),
 ]
 NowMs = Annotated[
-    int | None, typer.Option("--now-ms", metavar="MS", min=0, help="The time to go by.", show_default="now")
+    int | None,
+    typer.Option("--now-ms", metavar="MS", min=0, help="Decide as if it were this time.", show_default="now"),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Ignore the dirty ratio; never min.compaction.lag.ms.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, but change nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Whatever the dirty ratio; min.compaction.lag.ms still holds.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
 class EngineName(str, Enum):
@@ -71,7 +72,7 @@ class EngineName(str, Enum):
 
 
 def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
-    """Say for each partition why it is due for compaction, why not, and when next."""
+    """Show for each partition whether it is due for compaction, why, and when it will be due next."""
     from logstore.errors import DuramenError
     from logstore.store.compaction import plan_partition
 
@@ -320,7 +321,7 @@ def compact(
     now_ms: NowMs = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compact every partition that is due, most urgent first, then run retention; leaves receipts in the ledger."""
+    """Compact every partition that is due, most urgent first, then run retention. The ledger records every pass."""
     from compaction_job.job import compact as run_job
 
     if partition is not None and (topic is None or len(topic) != 1):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logstore.store.verify import Verification
 
 Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, but change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
 def _readable(store: LogStore) -> list[Topic]:
@@ -427,7 +427,8 @@ def retain(
     topics: Topics = None,
     partition: Partition = None,
     now_ms: Annotated[
-        int | None, typer.Option("--now-ms", metavar="MS", min=0, help="The time to go by.", show_default="now")
+        int | None,
+        typer.Option("--now-ms", metavar="MS", min=0, help="Decide as if it were this time.", show_default="now"),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from logstore.store.store import LogStore
 
 Topics = Annotated[
-    list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Topics; all of them without.", show_default=False)
+    list[str] | None,
+    typer.Argument(metavar="[TOPIC...]", help="The topics; all of them when none is named.", show_default=False),
 ]
 
 

@@ -329,7 +329,7 @@ def get(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)],
     encoding: Annotated[Encoding, typer.Option("--encoding", help="How key and value are written.")] = Encoding.UTF8,
 ) -> None:
-    """The latest value of one key, with its offset and time. Exit code 1 when the key has none."""
+    """Print the latest value of a key, with its offset and time. Exit code 1 when the key has no value."""
     from logstore.store.lookup import latest_of_key
 
     try:

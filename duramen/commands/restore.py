@@ -61,9 +61,9 @@ def restore(
     allow_thinned: Annotated[
         bool, typer.Option("--allow-thinned", help="Take what compaction left of a moment that is no longer exact.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be read, and how.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be read, and how; read nothing.")] = False,
 ) -> None:
-    """The latest value of every key; deleted keys are left out."""
+    """Print the latest value of every key, now or as of a moment, or write it to a file. Deleted keys are left out."""
     from logstore.errors import DuramenError
     from logstore.store.restore import plan_restore
     from logstore.store.restore import restore as restored

@@ -59,7 +59,7 @@ def abort(
         int, typer.Option("--producer-id", metavar="ID", min=0, help="Whose transaction; see `transactions list`.")
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, but change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
 ) -> None:
     """End an open transaction with an ABORT marker: its records are never committed."""
     from logstore.store.transactions import abort_transaction, find_transaction
