@@ -44,7 +44,7 @@ def test_sink_source_writes_restore_and_compaction(lock: Path, tmp_path: Path) -
     }
     done = subprocess.run(
         [str(python), str(HERE / "checks.py"), str(tmp_path), *arguments],
-        env=variables | {"PYTHONPATH": str(ROOT)},
+        env=variables | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": str(python)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
