@@ -27,6 +27,7 @@ from logstore.ledger.table import (
     HINT_NAME,
     LOG_FOLDER,
     NO_HOOKS,
+    OF_VERSION,
     PROPERTIES,
     REBUILT,
     SEAL,
@@ -95,7 +96,10 @@ def _build(fs: FileSystem, clock: Clock, path: str, contents: Contents) -> None:
         "append",
         schema,
         commit_properties=CommitProperties(
-            custom_metadata={SEAL: seal_of([(name, size_bytes)], [], list(transactions.items()))},
+            custom_metadata={
+                SEAL: seal_of([(name, size_bytes)], [], list(transactions.items())),
+                OF_VERSION: str(version),
+            },
             max_commit_retries=0,
             app_transactions=[Transaction(key, value) for key, value in transactions.items()],
         ),

@@ -83,6 +83,7 @@ LOG_FOLDER = "_delta_log"
 #: a table complete beside the damaged one whose place it takes
 REBUILT = ".rebuilt"
 SEAL = "duramenSeal"
+OF_VERSION = "duramenVersion"
 PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.deletedFileRetentionDuration": f"interval {GRACE_MS // 1000} seconds",
@@ -262,7 +263,7 @@ class LedgerTable:
         ]
         seal = seal_of([(name, size_bytes)], [gone.name for gone in change.removes], list(change.transactions.items()))
         properties = CommitProperties(
-            custom_metadata={SEAL: seal},
+            custom_metadata={SEAL: seal, OF_VERSION: str(version)},
             max_commit_retries=0,
             app_transactions=[Transaction(key, value) for key, value in change.transactions.items()],
         )
@@ -700,11 +701,15 @@ def is_whole(data: bytes) -> bool:
 
 
 def is_of_version(data: bytes, version: int) -> bool:
-    """Whether a whole commit file can be the one of this version: its data file is named for the newest row.
+    """Whether a whole commit file can be the one of this version: it says so.
 
-    Rows are of the commit's own version, or older where it puts them in the place of others.
+    One of an older release is known by its data file, which is named for the newest row: that is of the commit's own
+    version, or older where the commit puts it in the place of others.
     """
     actions = [json.loads(line) for line in data.decode().split("\n") if line]
+    stated = [action["commitInfo"].get(OF_VERSION) for action in actions if "commitInfo" in action]
+    if stated and stated[0] is not None:
+        return bool(stated[0] == str(version))
     named = [int(found[1]) for action in actions if "add" in action and (found := _ADDED.match(action["add"]["path"]))]
     newest = max(named, default=version)
     return newest <= version if any("remove" in action for action in actions) else newest == version

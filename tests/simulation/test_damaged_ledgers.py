@@ -225,13 +225,15 @@ def test_any_damage_of_a_ledger_is_found_and_made_good_or_said(tmp_path: Path, s
     print(f"{CASES} ledgers of seed {seed}: {dict(told)}")
 
 
-@pytest.mark.parametrize("apart", [2, 4])
-def test_swapped_commit_files_are_found_and_no_batch_is_committed_again(tmp_path: Path, apart: int) -> None:
-    """Each of them is whole; only their versions are wrong."""
-    made = make(tmp_path / "made", "commits only")
+@pytest.mark.parametrize(("kind", "at", "other"), [("commits only", -1, -5), ("behind a checkpoint", 2, 0)])
+def test_swapped_commit_files_are_found_and_no_batch_is_committed_again(
+    tmp_path: Path, kind: str, at: int, other: int
+) -> None:
+    """Each of them is whole; only their versions are wrong. The first behind a checkpoint merged files."""
+    made = make(tmp_path / "made", kind)
     log = made.root / "ledger/commits/_delta_log"
     commits = sorted(log.glob("*.json"))
-    newest, older = commits[-1], commits[-1 - apart]
+    newest, older = commits[at], commits[other]
     both = newest.read_bytes(), older.read_bytes()
     older.write_bytes(both[0])
     newest.write_bytes(both[1])
