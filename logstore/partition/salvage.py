@@ -433,7 +433,7 @@ class _Planner:
         missing += gaps
         for source in self._sources:
             for low, high in sorted(missing):
-                for piece in source.pieces(low, high):
+                for piece in source.pieces(self._reach(low), high):
                     missing = self._put_back(piece, missing, source.name)
         self._note_gaps(gaps)
 
@@ -452,15 +452,22 @@ class _Planner:
         return subtract([(low, high)], covered)
 
     def _put_back(self, piece: Piece, missing: list[Range], source: str) -> list[Range]:
-        fits = any(low <= piece.first_offset and piece.end_offset <= high for low, high in missing)
+        begin = max(piece.first_offset, self._start)  # a log start may lie inside a batch
+        fits = any(low <= begin < piece.end_offset <= high for low, high in missing)
         segment = self._segment_for(piece) if fits else None
-        if segment is None:
+        if segment is None or (begin > piece.first_offset and _overlaps(segment.pieces, piece)):
             return missing
         self._make_room(segment, piece)
         segment.pieces.append(piece)
         segment.rewrite = True
         self._plan.refilled.append((source, piece.first_offset, piece.end_offset))
         return subtract(missing, [(piece.first_offset, piece.end_offset)])
+
+    def _reach(self, low: int) -> int:
+        """Where the batch that has offset `low` may begin: below it, where that is the log start."""
+        if low != self._start:
+            return low
+        return max((each.base_offset for each in self._plan.segments if each.base_offset <= low), default=low)
 
     def _make_room(self, segment: SegmentSalvage, wanted: Piece) -> None:
         """Part the stretch of the file that has the wanted batch's gap in it: batches before, and batches after."""
@@ -532,6 +539,10 @@ class _Planner:
 
 def _pieces(path: str, batches: Iterable[FoundBatch]) -> list[Piece]:
     return [Piece(path, each.position, each.end, each.first_offset, each.end_offset) for each in batches]
+
+
+def _overlaps(pieces: Iterable[Piece], wanted: Piece) -> bool:
+    return any(each.first_offset < wanted.end_offset and wanted.first_offset < each.end_offset for each in pieces)
 
 
 def _after_refill(damage: Damage, lost: list[Range]) -> Damage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from logstore.config import LogConfig
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.log import PartitionLog
 from logstore.partition.salvage import Partition, Salvage, carry_out, has_wrong_list, plan_salvage, reasons
-from logstore.partition.state import Loss, PartitionState, SegmentEntry, read_state
+from logstore.partition.state import Loss, PartitionState, SegmentEntry, read_state, write_state
 from logstore.partition.swap import finish_swap
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 from simulation.logs import DIRECTORY, NOW_MS, contents, directory_bytes, open_log, rec, sized_batch, state_path
@@ -175,6 +176,19 @@ def test_batches_in_the_wrong_file_are_put_where_they_belong() -> None:
     plan, log = salvage(fs)
     assert plan.losses == ()
     assert contents(log) == rows
+
+
+def test_a_misplaced_batch_that_begins_below_the_log_start_comes_back() -> None:
+    fs, rows = filled()
+    state = read_state(fs, STATE)
+    assert state is not None
+    write_state(fs, STATE, replace(state, log_start_offset=3))
+    files = directory_bytes(fs)
+    put(fs, path(0), files[f"{6:020d}.log"])
+    put(fs, path(6), files[f"{0:020d}.log"])
+    plan, log = salvage(fs)
+    assert plan.losses == ()
+    assert contents(log) == [row for row in rows if row[0] >= 3]
 
 
 def test_an_offset_that_lies_is_found_though_the_next_batch_is_damaged() -> None:
