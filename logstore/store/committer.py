@@ -25,6 +25,7 @@ from logstore.errors import (
     CommitConflict,
     CommitUnknown,
     CorruptBatch,
+    CorruptIndex,
     CorruptState,
     DamagedLog,
     DiskFull,
@@ -253,7 +254,7 @@ class Committer:
             try:
                 # All are appended before the first is published: that one says of the others how far they are.
                 for topic_plan in plan.topics:
-                    self._apply(plan, topics[topic_plan.topic_id], apply_many, placed=True)
+                    self._apply_mending(plan, topics[topic_plan.topic_id], ends[topic_plan.topic_id], apply_many)
                 for at, topic_plan in enumerate(plan.topics):
                     topic = topics[topic_plan.topic_id]
                     self.publish(topic, ends[topic.id], topic_plan, _joint(plan.topics[at + 1 :]))
@@ -433,6 +434,25 @@ class Committer:
         else:
             apply_partitions(self.store, plan, topic, numbers)
 
+    def _apply_mending(
+        self, plan: Plan, topic: Topic, ends: TopicEnds, apply_many: ApplyMany | None, *, placed: bool = True
+    ) -> None:
+        """Apply; where an append finds that the log behind it lost unflushed bytes, they come from staging first."""
+        try:
+            self._apply(plan, topic, apply_many, placed=placed)
+        except (CorruptBatch, CorruptIndex, DamagedLog):
+            topic_plan = plan.topic(topic.id)
+            assert topic_plan is not None
+            damaged = [
+                number
+                for number in numbers_of(topic_plan)
+                if _is_unflushed(ends, number) and first_damage(self.store, topic, number, ends) is not None
+            ]
+            if not damaged:
+                raise
+            self._restore(topic, damaged, ends)
+            self._apply(plan, topic, apply_many, placed=placed)
+
     def _place(self, topic: Topic, numbers: Iterable[int]) -> None:
         """Make directories that are missing. Who was appended to in this boot, and says whose it is, has one."""
         numbers = list(numbers)
@@ -514,7 +534,7 @@ class Committer:
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
         try:
-            self._apply(plan, topic, None)
+            self._apply_mending(plan, topic, ends, None, placed=False)
         except (AppendTooLarge, BufferLimit, CorruptBatch, CorruptState, UnappliablePlan) as error:
             raise UnappliablePlan(
                 f"commit {row.sequence} of topic {topic.name} cannot be appended: {error}",

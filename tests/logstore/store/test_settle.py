@@ -157,6 +157,20 @@ def test_unflushed_bytes_that_were_lost_without_a_restart_come_back_from_staging
             assert path.read_bytes()[: len(data)] == data, "the same bytes, in segments of the same bounds"
 
 
+def test_garbage_that_only_the_append_meets_is_mended_before_it_goes_on(tmp_path: Path, read_all: ReadAll) -> None:
+    """The log is as long as it should be, so nothing is noticed before the commit."""
+    with make(tmp_path / "store") as store:
+        committer = Committer(store)
+        for batch in range(4):
+            write(committer, batch)
+        for number in range(2):
+            folder = Path(store.layout.partition(store.topic("orders").partition(number)))
+            newest = max(path for path in folder.glob("*.log") if path.stat().st_size)
+            newest.write_bytes(b"|" * newest.stat().st_size)
+        assert write(committer, 4)
+        assert values(store, read_all) == expected(5)
+
+
 def lose_unflushed(store: LogStore, number: int, damage: str, rng: random.Random) -> None:
     """Damage some of a partition's bytes above its recovery point."""
     topic = store.topic("orders")
