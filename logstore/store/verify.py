@@ -209,7 +209,9 @@ def _verify_segment(
             for chunk in _committed_chunks(segment, end_offset):
                 below = np.nonzero(_first_offsets(chunk.table) < end_offset)[0]
                 rows = chunk.table[: int(below[-1]) + 1 if len(below) else 0]
-                _verify_order(chunk, rows, next_offset, upper_offset, result.findings)
+                # A batch is committed as a whole: none reaches across the high watermark.
+                limit = end_offset if upper_offset is None else min(upper_offset, end_offset)
+                _verify_order(chunk, rows, next_offset, limit, result.findings)
                 _verify_records(decoder, chunk, rows, next_offset, result.findings)
                 if len(rows):
                     next_offset = max(next_offset, int(rows[:, LAST_OFFSET].max()) + 1)
@@ -270,15 +272,13 @@ def _committed_chunks(segment: LogSegment, high_watermark: int) -> Iterator[Chun
             raise
 
 
-def _verify_order(
-    chunk: Chunk, rows: BatchTable, next_offset: int, upper_offset: int | None, found: list[Finding]
-) -> None:
+def _verify_order(chunk: Chunk, rows: BatchTable, next_offset: int, limit: int, found: list[Finding]) -> None:
+    """Each batch begins behind the one before it and ends below `limit`."""
     if not len(rows):
         return
     before = np.concatenate(([next_offset - 1], rows[:-1, LAST_OFFSET]))
     wrong = (_first_offsets(rows) <= before) | (rows[:, LAST_OFFSET] < _first_offsets(rows))
-    if upper_offset is not None:
-        wrong |= rows[:, LAST_OFFSET] >= upper_offset
+    wrong |= rows[:, LAST_OFFSET] >= limit
     for at in np.nonzero(wrong)[0][:_FINDINGS_MAX].tolist():
         position, last = chunk.position + int(rows[at, POSITION]), int(rows[at, LAST_OFFSET])
         found.append(

@@ -72,6 +72,21 @@ def test_a_batch_whose_offset_is_above_the_high_watermark_by_damage_is_found(
     assert verify(store, orders).sound
 
 
+def test_a_last_batch_whose_offset_reaches_across_the_high_watermark_by_damage_is_found(
+    store: LogStore, orders: Topic
+) -> None:
+    path = file_of(store, orders, ".log", at=-1)
+    whole, position = path.read_bytes(), 0
+    while (following := position + 12 + struct.unpack_from(">i", whole, position + 8)[0]) < len(whole):
+        position = following
+    (offset,) = struct.unpack_from(">q", whole, position)
+    for more in (1, 2, 3):
+        path.write_bytes(whole[:position] + struct.pack(">q", offset + more) + whole[position + 8 :])
+        assert not verify(store, orders).sound, more
+    path.write_bytes(whole)
+    assert verify(store, orders).sound
+
+
 def test_every_flipped_byte_of_a_log_is_found(store: LogStore, orders: Topic, seed: int) -> None:
     randomness = random.Random(seed)
     path = file_of(store, orders, ".log", at=1)
