@@ -75,7 +75,7 @@ def rows(spark: Spark, columns: str) -> Any:
         ("orders", "'v' as value, 'nowhere' as topic", UnknownTopic, ["'nowhere'", "Create it"]),
         ("orders", "'v' as value, 3 as partition", InvalidPartition, ["partition 3", "the topic has 3"]),
         ("orders", "'v' as value, -1 as partition", InvalidPartition, ["partition -1"]),
-        ("orders", "1.5 as value", InvalidRecord, ["'value' is decimal", "Expected columns: key binary|string"]),
+        ("orders", "1.5 as value", InvalidRecord, ["'value' is decimal", "Expected: key binary|string"]),
         (
             "orders",
             "'v' as value, map('a', 'b') as headers",
@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_while_rows_are_staged(
 def test_a_disk_that_is_full_before_the_commit(
     spark: Spark, checked: LogStore, monkeypatch: pytest.MonkeyPatch, where: str, read_all: ReadAll
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise NO_SPACE
 
     monkeypatch.setattr(where, full)

@@ -38,7 +38,10 @@ from streaming.sink import LogSink
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 Spark = Any
 ROOT = Path(__file__).parents[2]
-ROUNDS = 20 if os.environ.get("DURAMEN_SOAK") == "1" else 3
+SOAK = os.environ.get("DURAMEN_SOAK") == "1"
+ROUNDS = 20 if SOAK else 3
+#: drivers that are killed at each step: some ten starts of Spark each
+STREAMS = ROUNDS if SOAK else 1
 DRIVER = Path(__file__).parent / "driver.py"
 STEPS = ("staged", "leased", "planned", "committed", "appending", "appended", "published", "synced", "flushed", "any")
 COMMITTED = STEPS[3:9]
@@ -380,7 +383,7 @@ class Killed:
 def test_a_driver_killed_at_each_step_loses_and_doubles_nothing(
     spark: Spark, tmp_path: Path, read_all: ReadAll, seed: int
 ) -> None:
-    streams = [Killed(tmp_path / str(number), seed + number) for number in range(ROUNDS)]
+    streams = [Killed(tmp_path / str(number), seed + number) for number in range(STREAMS)]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(Killed.run, streams))
     for stream in streams:
