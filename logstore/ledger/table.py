@@ -40,7 +40,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -187,12 +187,23 @@ class LedgerTable:
 
     def transaction(self, name: str) -> int | None:
         """The version of an application transaction, from the log alone. Inside `run` or `write`."""
-        return self._delta.transaction_version(name)
+        with self._reading():
+            return self._delta.transaction_version(name)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """delta-rs reads parts of the log only when they are asked for; what it meets there has a type of ours."""
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            raise_system_error(error)
+            raise LedgerError(f"delta-rs cannot read the table's log: {error}", file=self.path, hint=RECOVER) from error
 
     def files(self) -> list[DataFile]:
         """The live files, oldest first. Inside `run` or `write`."""
         if self._files is None or self._files[0] != self.version:
-            adds = pa.table(self._delta.get_add_actions())
+            with self._reading():
+                adds = pa.table(self._delta.get_add_actions())
             columns = [adds[name].to_pylist() for name in ("path", "size_bytes", "num_records")]
             found = [DataFile(name, size, rows or 0) for name, size, rows in zip(*columns, strict=True)]
             self._files = (self.version, sorted(found, key=lambda file: file.name))

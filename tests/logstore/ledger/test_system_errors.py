@@ -210,3 +210,18 @@ def test_an_error_at_any_call_loses_no_commit(
         rows = Ledger(tmp_path / "ledger").commits_after("id-orders", 0)
         assert [row.plan_id for row in rows] == [f"plan-{number}" for number in range(acknowledged)]
     assert failing > 5
+
+
+def test_a_log_that_vanishes_while_it_is_in_use_is_told_in_our_words(tmp_path: Path, request_of: RequestOf) -> None:
+    """delta-rs reads commit files again when it is asked; another process may have moved the store meanwhile."""
+    ledger = Ledger(tmp_path / "ledger")
+    for sequence in range(3):
+        ledger.commit(request_of(sequence))
+    table = ledger.commits_table
+
+    def look() -> None:
+        (tmp_path / "ledger").rename(tmp_path / "elsewhere")
+        table.transaction("no such application")
+
+    with pytest.raises(LedgerError, match="cannot read the table's log"):
+        table.run(look)
