@@ -294,7 +294,7 @@ class Loader:
                 continue
             suspicious = not self._clean or at == len(self._segments) - 1
             unindexed = not {(segment.base_offset, FileKind.INDEX), (segment.base_offset, FileKind.TIME_INDEX)} & plain
-            if unindexed and at == len(self._segments) - 1 and segment.size_bytes <= segment.index_interval_bytes:
+            if unindexed and at == len(self._segments) - 1 and _needs_no_index(segment):
                 continue  # a small append to many partitions makes no index without entries
             if segment.base_offset not in indexed:
                 self._rebuild_indexes(segment, "it was missing, or the time index was")
@@ -650,6 +650,17 @@ class Loader:
 def _in_order(segment: LogSegment, chunk: Chunk, last_offset: int, upper: int | None) -> tuple[int, str]:
     high = INT64_MAX if upper is None else upper
     return in_order(segment.log, chunk, after=last_offset, low=segment.base_offset, high=high)
+
+
+def _needs_no_index(segment: LogSegment) -> bool:
+    """Whether an index would have no entry, and nothing is wrong that making one would tell."""
+    if segment.size_bytes > segment.index_interval_bytes:
+        return False
+    try:
+        tables = [chunk.table for chunk in segment.chunks()]
+    except (CorruptBatch, BufferLimit):
+        return False
+    return all(int(table[:, LAST_OFFSET].max()) - segment.base_offset <= RELATIVE_OFFSET_MAX for table in tables)
 
 
 def _is_whole(segment: LogSegment, upper: int | None) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 
 _ENDS_EVERY = 64
+#: a replacement takes milliseconds
+_LOOKS_MAX, _LOOK_AGAIN_S = 20, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,23 @@ def flush_before_retention(store: LogStore, topic: Topic, *, wait_ms: int | None
 
 
 def _would_retain(store: LogStore, topic: Topic, number: int, now_ms: int) -> Retention:
+    """What a run would do. Without a lock: a segment may be replaced, or the topic deleted; then it looks again."""
+    for _ in range(_LOOKS_MAX):
+        try:
+            return _judged_by_files(store, topic, number, now_ms)
+        except FileNotFoundError as error:
+            store.check_exists(topic)
+            missing = error
+            time.sleep(_LOOK_AGAIN_S)
+    raise DamagedLog(
+        "a segment of the list is missing",
+        file=missing.filename,
+        partition=topic.partition(number),
+        hint="Run `duramen recover`",
+    ) from missing
+
+
+def _judged_by_files(store: LogStore, topic: Topic, number: int, now_ms: int) -> Retention:
     """By the rule and the facts a run goes by; read from the files, because opening a log repairs it."""
     state = store.partition_state(topic, number)
     high_watermark = store.high_watermark(topic, number)

@@ -92,6 +92,8 @@ def test_an_app_id_refuses_another_file(duramen: Any, tmp_path: Path) -> None:
 def test_an_interrupt_says_what_is_done(duramen: Any, store_path: Path, output: str) -> None:
     duramen("topics", "create", "t")
     script = (
+        # Whoever runs tests in the background may have it ignored.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import sys; from duramen.commands import produce; produce._ROWS_PER_COMMIT = 3; "
         "from duramen.cli import run; sys.exit(run(sys.argv[1:]))"
     )

@@ -102,7 +102,7 @@ def test_dump_into_a_pipe_is_what_kafka_s_tool_writes(hostile: Path, duramen: Co
 def test_a_file_name_that_is_no_text_can_be_shown(tmp_path: Path, duramen: Command) -> None:
     name = os.fsdecode(b"\xff.log")
     out = duramen("dump", tmp_path / name)
-    assert "\\udcff.log" in out.out
+    assert "\\udcff.log" in out.err
     assert duramen("dump", tmp_path / name, output="json").code == out.code != 0
 
 

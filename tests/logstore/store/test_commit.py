@@ -519,7 +519,7 @@ def test_everything_is_durable_before_what_depends_on_it(root: Path) -> None:
 
     def note(kind: str, path: str) -> None:
         parts = Path(path).relative_to(root).parts
-        where = parts[0] if len(parts) == 1 else f"{parts[0]}/{Path(path).suffix or Path(path).name[-4:]}"
+        where = "".join(parts) if len(parts) < 2 else f"{parts[0]}/{Path(path).suffix or Path(path).name[-4:]}"
         trace.append(f"{kind} {where}")
 
     class Noted(OsFile):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -353,3 +354,18 @@ def test_a_batch_does_not_return_behind_tombstones_that_are_gone(store: LogStore
     assert again.readmitted == []
     assert [(low, high) for low, high, _ in again.held_back] == [(0, 1)]
     assert b"gone" not in {each.key for each in read_all(store, "keyed")[0]}
+
+
+def test_a_dry_run_of_retention_says_of_a_missing_segment_what_is_the_matter(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "store", create=True) as store:
+        topic = store.create_topic("t", configs={"cleanup.policy": "delete", "retention.ms": "1"})
+        store.append("t", [Record(b"k", b"v")])
+        (file,) = (tmp_path / "store" / "logs" / "t-0").glob("*.log")
+        aside = file.with_suffix(".aside")
+        file.rename(aside)
+        with pytest.raises(DamagedLog, match=r"a segment of the list is missing.*duramen recover"):
+            retain(store, topic, 0, now_ms=store.clock.now_ms(), dry_run=True)
+        back = threading.Timer(0.2, aside.rename, [file])  # as a replacement looks from outside
+        back.start()
+        assert retain(store, topic, 0, now_ms=store.clock.now_ms(), dry_run=True).partition.partition == 0
+        back.join()
