@@ -15,7 +15,7 @@ from logstore.ledger import CommitRequest, Ledger, RunRow, SegmentRow
 from logstore.ledger.table import GRACE_MS, MERGED_BYTES_MAX, DataFile, files_to_merge
 
 RequestOf = Callable[..., CommitRequest]
-COMMITS = 3000 if os.environ.get("DURAMEN_SOAK") == "1" else 1500
+COMMITS = 10_000 if os.environ.get("DURAMEN_SOAK") == "1" else 800
 
 
 def directory(path: Path) -> tuple[int, int]:
