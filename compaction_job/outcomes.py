@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.compute as pc
 
-from logstore.errors import DuramenError
+from compaction_job.step import run_step, store_parser
 from logstore.ledger import Ledger
 from logstore.store.store import LogStore
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(prog="compaction_job.outcomes", description="What an Airflow run did, as JSON.")
-    options.add_argument("--store", default=os.environ.get("DURAMEN_STORE"), help="the store's directory")
+    options = store_parser("outcomes", "What an Airflow run did, as JSON.")
     options.add_argument("--airflow-run-id", required=True)
     return options
 
@@ -46,17 +44,11 @@ def outcomes(store: LogStore, airflow_run_id: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    if not options.store:
-        parser().error("no store: give --store, or set DURAMEN_STORE")
-    try:
-        with LogStore(options.store) as store:
-            found = outcomes(store, options.airflow_run_id)
-    except (DuramenError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(found))
-    return 0
+    def work(store: LogStore, options: argparse.Namespace) -> int:
+        print(json.dumps(outcomes(store, options.airflow_run_id)))
+        return 0
+
+    return run_step(parser(), arguments, work)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from compaction_job.job import plan
 from compaction_job.shares import SHARE_BYTES, shares, written
+from compaction_job.step import run_step, store_parser
 from logstore.errors import DuramenError
 from logstore.store.compaction import PartitionPlan, compacted_partitions, most_urgent_first, plan_details
 from logstore.store.store import LogStore
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(prog="compaction_job.planning", description="Which partitions are due, as JSON.")
-    options.add_argument("--store", default=os.environ.get("DURAMEN_STORE"), help="the store's directory")
+    options = store_parser("planning", "Which partitions are due, as JSON.")
     options.add_argument("--topic", action="append", dest="topics", metavar="NAME", help="only these topics")
     options.add_argument("--ratio", type=_ratio, metavar="X", help="this dirty ratio instead of the topics' own")
     options.add_argument("--force", action="store_true", help="ignore the dirty ratio, and earlier failures")
@@ -99,24 +98,19 @@ def _described(each: PartitionPlan) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    if not options.store:
-        parser().error("no store: give --store, or set DURAMEN_STORE")
-    try:
-        with LogStore(options.store) as store:
-            document = due_partitions(
-                store,
-                topics=options.topics,
-                ratio=options.ratio,
-                force=options.force,
-                now_ms=options.now_ms,
-                share_bytes=options.share_bytes,
-            )
-    except (DuramenError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(document))
-    return 0
+    def work(store: LogStore, options: argparse.Namespace) -> int:
+        document = due_partitions(
+            store,
+            topics=options.topics,
+            ratio=options.ratio,
+            force=options.force,
+            now_ms=options.now_ms,
+            share_bytes=options.share_bytes,
+        )
+        print(json.dumps(document))
+        return 0
+
+    return run_step(parser(), arguments, work)
 
 
 if __name__ == "__main__":

@@ -9,44 +9,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 
 from compaction_job.job import Report, project, retain_all
-from logstore.errors import DuramenError
+from compaction_job.step import run_step, store_parser
 from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(prog="compaction_job.retention", description="Delete what retention gives up.")
-    options.add_argument("--store", default=os.environ.get("DURAMEN_STORE"), help="the store's directory")
+    options = store_parser("retention", "Delete what retention gives up.")
     options.add_argument("--topic", action="append", dest="topics", metavar="NAME", help="only these topics")
     options.add_argument("--now-ms", type=int)
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    if not options.store:
-        parser().error("no store: give --store, or set DURAMEN_STORE")
-    try:
-        with LogStore(options.store) as store:
-            now_ms = store.clock.now_ms() if options.now_ms is None else options.now_ms
-            report = Report("retention", "local", now_ms)
-            if options.now_ms is None and (doubt := doubt_of(store.clock)):
-                report.notes.append(doubt)
-            retain_all(store, options.topics, None, now_ms, report)
-            project(store, report)
-    except (DuramenError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    document = report.as_dict()
-    print(json.dumps({name: document[name] for name in ("now_ms", "retained", "problems", "notes")}))
-    for problem in report.problems:
-        print(f"error: {problem}", file=sys.stderr)
-    return 1 if report.problems else 0
+    def work(store: LogStore, options: argparse.Namespace) -> int:
+        now_ms = store.clock.now_ms() if options.now_ms is None else options.now_ms
+        report = Report("retention", "local", now_ms)
+        if options.now_ms is None and (doubt := doubt_of(store.clock)):
+            report.notes.append(doubt)
+        retain_all(store, options.topics, None, now_ms, report)
+        project(store, report)
+        document = report.as_dict()
+        print(json.dumps({name: document[name] for name in ("now_ms", "retained", "problems", "notes")}))
+        for problem in report.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 1 if report.problems else 0
+
+    return run_step(parser(), arguments, work)
 
 
 if __name__ == "__main__":
