@@ -1,4 +1,5 @@
-"""What a store costs as it grows: commits and runs in its ledger, partitions in a topic, one, ten and a hundred times.
+"""What a store costs as it grows: commits and runs in its ledger, partitions in a topic, segments in a partition, one,
+ten and a hundred times.
 
 The ledger is filled in bulk, through its own table code, with the rows that so many commits and runs would have left
 (merged files and a checkpoint, as its upkeep makes them). Everything else goes the usual way.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from compaction_job.job import Report, compact, plan, retain_all
 from logstore.ledger import Ledger
 from logstore.ledger.rows import COMMITS, RUNS
 from logstore.ledger.table import Change
+from logstore.store.backup import backup
 from logstore.store.compaction import DONE, KIND
 from logstore.store.store import LogStore
 
@@ -38,6 +41,7 @@ _CHUNK = 20_000
 def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     yield from _ledger(folder, QUICK_LEDGER_SIZES if quick else LEDGER_SIZES)
     yield from _partitions(folder, QUICK_PARTITION_SIZES if quick else PARTITION_SIZES)
+    yield from _segments(folder, QUICK_PARTITION_SIZES if quick else PARTITION_SIZES)
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -187,6 +191,46 @@ def _wide(path: Path, size: int) -> Iterator[Result]:
         )
     yield Result("growth", f"open files, {name}", str(files), target="< 256", met=files < 256)
     shutil.rmtree(path)
+
+
+# --- segments -------------------------------------------------------------------------------------------------------
+
+
+def _segments(folder: Path, sizes: tuple[int, ...]) -> Iterator[Result]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    try:
+        for size in sizes:
+            yield from _long(folder / f"segments-{size}", size)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _long(path: Path, size: int) -> Iterator[Result]:
+    """Segments of one record each, of which a pass empties every one of the first half."""
+    with machine.watching() as watch, LogStore(str(path), create=True) as store:
+        store.create_topic("long", configs={"cleanup.policy": "compact", "segment.bytes": 1024})
+        rows = pa.table(
+            {
+                "key": [b"key-%d" % (row % (size // 2)) for row in range(size)],
+                "value": [b"v" * 900] * size,
+                "partition": pa.array([0] * size, pa.int32()),
+            }
+        )
+        appended = _timed(lambda: store.append("long", rows))
+        planned = _timed(lambda: plan(store, estimate=False))
+        first = _timed(lambda: compact(None, store, retention=False))
+        again = _timed(lambda: compact(None, store, retention=False))
+        copied = _timed(lambda: backup(store, str(path) + "-copy"))
+        files = len(os.listdir("/proc/self/fd"))
+    name, others = f"{size:,} segments", watch.others_cores
+    for what, seconds in (("append", appended), ("explain", planned), ("compact", first), ("backup", copied)):
+        each_ms = seconds / size * 1000
+        yield Result("growth", f"{what}, {name}", f"{each_ms:.2f} ms each ({seconds:.2f} s)", others_cores=others)
+    yield _limited(f"compact, nothing to do, {name}", again, IDLE_MS_MAX / 1000 * size, others, [again])
+    yield Result("growth", f"open files, {name}", str(files), target="< 256", met=files < 256)
+    shutil.rmtree(path)
+    shutil.rmtree(str(path) + "-copy")
 
 
 def _rows(count: int, partitions: int) -> pa.Table:

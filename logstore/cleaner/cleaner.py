@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
-from logstore.cleaner.filter import TOMBSTONE, LastRecord
+from logstore.cleaner.filter import TOMBSTONE, Counts, LastRecord
 from logstore.cleaner.grouping import SourceSegment, group_segments
 from logstore.cleaner.index import Progress, build_map, no_progress
 from logstore.cleaner.rewrite import GroupWriter, OpenGroup
@@ -35,6 +35,9 @@ from logstore.topic import TopicPartition
 
 Groups = Sequence[tuple[SourceSegment, ...]]
 
+#: what small groups may have together that share a swap; their outputs lie beside their sources until then
+SWAP_BYTES = 8 << 20
+_SWAP_GROUPS = 256
 _LISTEN_S = 0.2
 _HEADROOM = 1.05  # what comes may have somewhat more keys than what was read
 
@@ -190,10 +193,12 @@ def run_pass(
     folder: str,
     locked: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     swapped: Callable[[Cleaned], None] = lambda _: None,
+    swap_bytes: int = SWAP_BYTES,
 ) -> PassReport:
     """Clean the partition; returns the receipt. Raises what stopped it: groups swapped in by then stay.
 
-    `folder` is the run's own, and exists. `swapped` is told each group once it is in.
+    `folder` is the run's own, and exists. `swapped` is told each group once it is in. Small groups wait for each other
+    until their sources have `swap_bytes`.
     """
     began = time.monotonic()
     settings = work.map_settings
@@ -220,13 +225,14 @@ def run_pass(
         index_seconds=indexed.seconds,
     )
     cleaned: list[Cleaned] = []
-    for done in engine.rewrite(work, indexed, groups, folder):
-        if done.changed:
+    for together in _swaps(engine.rewrite(work, indexed, groups, folder), swap_bytes):
+        if together[0].changed:
             with locked():
-                _install(fs, work, indexed, state_path, folder, done)
-        cleaned.append(done)
-        _tally(report, done)
-        swapped(done)
+                _install(fs, work, indexed, state_path, folder, together)
+        for done in together:
+            cleaned.append(done)
+            _tally(report, done)
+            swapped(done)
     report.segments_after = sum(len(done.segments) for done in cleaned)
     report.cleaned = tuple(cleaned)
     report.workers = tuple(sorted({done.worker for done in cleaned}))
@@ -261,10 +267,55 @@ def wanted_buffer(work: PassWork, indexed: Indexed) -> int:
     return work.map_settings.buffer_for(int(keys * _HEADROOM) + 1)
 
 
-def _install(fs: FileSystem, work: PassWork, indexed: Indexed, state_path: str, folder: str, done: Cleaned) -> None:
+def _swaps(groups: Iterator[Cleaned], swap_bytes: int) -> Iterator[list[Cleaned]]:
+    """The groups, in lists of what is swapped in at once. What was done before one failed comes, too.
+
+    A swap costs the same for one small segment and for many, the writing of the whole list above all. Neighbours only:
+    a broker that finds a swap half done takes what lies between the new segments for replaced.
+    """
+    together: list[Cleaned] = []
+    failed: Exception | None = None
+    while failed is None:
+        try:
+            done = next(groups, None)
+        except Exception as error:
+            done, failed = None, error
+        if together and not (done is not None and _share_a_swap(together, done, swap_bytes)):
+            yield together
+            together = []
+        if done is None:
+            break
+        together.append(done)
+        if not done.changed or _source_bytes(together) >= swap_bytes:
+            yield together  # at once: what follows may take long
+            together = []
+    if failed is not None:
+        raise failed
+
+
+def _share_a_swap(together: Sequence[Cleaned], done: Cleaned, swap_bytes: int) -> bool:
+    return (
+        done.changed
+        and done.folder == together[0].folder
+        and len(together) < _SWAP_GROUPS
+        and _source_bytes(together) + _source_bytes([done]) <= swap_bytes
+    )
+
+
+def _source_bytes(groups: Sequence[Cleaned]) -> int:
+    return sum(source.size_bytes for group in groups for source in group.sources)
+
+
+def _install(
+    fs: FileSystem, work: PassWork, indexed: Indexed, state_path: str, folder: str, together: Sequence[Cleaned]
+) -> None:
     state = _state(fs, work, state_path)
     sizes = {entry.base_offset: entry.size_bytes for entry in state.segments}
-    for source in done.sources:
+    sources = [source for done in together for source in done.sources]
+    counts = Counts()
+    for done in together:
+        counts.add(done.counts)
+    for source in sources:
         if sizes.get(source.base_offset) != source.size_bytes:
             raise SegmentsChanged(
                 f"segment {source.base_offset} is not what it was when its group was read",
@@ -276,11 +327,15 @@ def _install(fs: FileSystem, work: PassWork, indexed: Indexed, state_path: str, 
         work.directory,
         state_path,
         state,
-        folder=done.folder or folder,
-        new=[SegmentEntry(each.base_offset, each.size_bytes, each.largest_timestamp_ms) for each in done.outputs],
-        old_bases=[source.base_offset for source in done.sources],
-        dropped_tombstones=done.counts.removed.get(TOMBSTONE, 0),
-        thinned_offset=indexed.end_offset if any(done.counts.removed.values()) else None,
+        folder=together[0].folder or folder,
+        new=[
+            SegmentEntry(each.base_offset, each.size_bytes, each.largest_timestamp_ms)
+            for done in together
+            for each in done.outputs
+        ],
+        old_bases=[source.base_offset for source in sources],
+        dropped_tombstones=counts.removed.get(TOMBSTONE, 0),
+        thinned_offset=indexed.end_offset if any(counts.removed.values()) else None,
     )
 
 
@@ -315,6 +370,7 @@ def clean_partition(
     folder: str | None = None,
     options: CleaningOptions = CleaningOptions(),  # noqa: B008 (frozen)
     limits: Limits = DEFAULT_LIMITS,
+    swap_bytes: int = SWAP_BYTES,
 ) -> PassReport:
     """A pass over a log nobody else uses, by this process."""
     state = read_state(fs, state_path, limits=limits)
@@ -338,7 +394,7 @@ def clean_partition(
     fs.mkdir(folder)
     try:
         engine = LocalEngine(fs, threads=threads, groups_at_once=groups_at_once)
-        return run_pass(fs, work, engine=engine, state_path=state_path, folder=folder)
+        return run_pass(fs, work, engine=engine, state_path=state_path, folder=folder, swap_bytes=swap_bytes)
     finally:
         with contextlib.suppress(OSError):
             for name in fs.listdir(folder):

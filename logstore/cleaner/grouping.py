@@ -31,17 +31,22 @@ def group_segments(
     """
     groups: list[tuple[SourceSegment, ...]] = []
     group: list[SourceSegment] = []
+    size = index = time_index = 0
     for number, segment in enumerate(segments):
         following = segments[number + 1].base_offset if number + 1 < len(segments) else first_uncleanable_offset
         if group and not (
-            sum(s.size_bytes for s in group) + segment.size_bytes <= segment_bytes
-            and sum(s.index_bytes for s in group) + segment.index_bytes <= segment_index_bytes
-            and sum(s.time_index_bytes for s in group) + segment.time_index_bytes <= segment_index_bytes
+            size + segment.size_bytes <= segment_bytes
+            and index + segment.index_bytes <= segment_index_bytes
+            and time_index + segment.time_index_bytes <= segment_index_bytes
             and (not segment.size_bytes or following - 1 - group[0].base_offset <= RELATIVE_OFFSET_MAX)
         ):
             groups.append(tuple(group))
             group = []
+            size = index = time_index = 0
         group.append(segment)
+        size += segment.size_bytes
+        index += segment.index_bytes
+        time_index += segment.time_index_bytes
     if group:
         groups.append(tuple(group))
     return groups

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from logstore.records.table import (
     SKIP,
     BatchTable,
 )
-from logstore.segment.batches import Chunk
+from logstore.segment.batches import Chunk, OrderCheck
 from logstore.segment.segment import LogSegment
 from logstore.segment.txn_index import AbortedTransaction
 
@@ -41,12 +42,14 @@ _CHUNK_BYTES = 2 << 20  # stays near the cache beside what the map needs of it
 class DirtyRange:
     """Neighbouring dirty segments, of which the first and the last may belong to the next range as well.
 
-    Both offsets follow a batch, or are where the pass begins and ends.
+    Both offsets follow a batch, or are where the pass begins and ends, or where a map was full.
     """
 
     segments: tuple[SourceSegment, ...]
     start_offset: int
     end_offset: int
+    #: whether no batch reaches across its start
+    begins_a_batch: bool = False
 
     @classmethod
     def of(cls, work: PassWork, start_offset: int, end_offset: int | None = None) -> DirtyRange:
@@ -206,10 +209,12 @@ def index_range(
     for source in segments:
         following = min(work.following(source), part.end_offset)
         segment = open_source(fs, work, source.base_offset)
+        order = OrderCheck(source.base_offset, work.following(source), after=start - 1 if part.begins_a_batch else -1)
         try:
             position = _position(segment, source, start)
             end = source.size_bytes if following == work.following(source) else _position(segment, source, following)
             for chunk in segment.chunks(position, end, chunk_bytes=_CHUNK_BYTES):
+                order.see(chunk)
                 size = len(chunk.data)
                 throttle.take(size)
                 progress("index", size)
@@ -264,8 +269,10 @@ def weigh_older(
         if source.base_offset >= work.first_dirty_offset:
             break
         segment = open_source(fs, work, source.base_offset)
+        order = OrderCheck(source.base_offset, work.following(source))
         try:
             for chunk in segment.chunks(0, source.size_bytes, chunk_bytes=_CHUNK_BYTES):
+                order.see(chunk)
                 read_bytes += len(chunk.data)
                 throttle.take(len(chunk.data))
                 progress("index", len(chunk.data))
@@ -309,7 +316,8 @@ def split_dirty(fs: FileSystem, work: PassWork, parts: int) -> list[DirtyRange]:
     total = sum(source.size_bytes for source in work.dirty)
     cuts = {_cut(fs, work, total * number // parts) for number in range(1, parts)}
     starts = sorted({work.first_dirty_offset} | {cut for cut in cuts if cut > work.first_dirty_offset})
-    return [DirtyRange.of(work, start, end) for start, end in zip(starts, [*starts[1:], work.end_offset], strict=True)]
+    ranges = [DirtyRange.of(work, start, end) for start, end in pairwise([*starts, work.end_offset])]
+    return [ranges[0], *(replace(part, begins_a_batch=True) for part in ranges[1:])]
 
 
 def _cut(fs: FileSystem, work: PassWork, before_bytes: int) -> int:

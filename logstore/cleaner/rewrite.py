@@ -32,7 +32,7 @@ from logstore.records.marks import ORDER_OFFSET
 from logstore.records.memory import Memory
 from logstore.records.survivors import Survivors
 from logstore.records.table import BASE_OFFSET, COUNT, LAST_OFFSET, MAGIC, MAX_TIMESTAMP, SIZE, BatchTable
-from logstore.segment.batches import Chunk, read_batches
+from logstore.segment.batches import Chunk, OrderCheck, misplaced, read_batches
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment, RollLimits
 from logstore.segment.txn_index import AbortedTransaction
@@ -51,14 +51,14 @@ class Source:
         self.keep_legacy_tombstones = keep_legacy_tombstones
         self.verify_crc = verify_crc
         self._fs = fs
-        self._path = path
+        self.path = path
         self._file: File | None = None
         self._lock = threading.Lock()
 
     def file(self) -> File:
         with self._lock:
             if self._file is None:
-                self._file = self._fs.open(self._path)
+                self._file = self._fs.open(self.path)
             return self._file
 
     def close(self) -> None:
@@ -94,6 +94,7 @@ class _Filtered:
     """What came of a piece."""
 
     piece: Piece
+    order: OrderCheck
     parts: Sequence[_Part]
     counts: Counts
     aborted: list[AbortedTransaction]
@@ -126,6 +127,8 @@ class OpenGroup:
         self.begun_bytes = 0
         #: in the output
         self.records = 0
+        #: of the last batch that was read
+        self.read_offset = -1
         #: behind the last batch that was written
         self.next_offset = segments[0].base_offset
 
@@ -251,22 +254,24 @@ class GroupWriter:
         try:
             group.turns.begin(number)
             began = time.monotonic()
-            parts, rules = self._filter(group, number)
-            done = _Filtered(group.pieces[number], parts, rules.counts, rules.aborted, time.monotonic() - began)
+            piece = group.pieces[number]
+            order = OrderCheck(piece.source.segment.base_offset, self._work.following(piece.source.segment))
+            parts, rules = self._filter(group, number, order)
+            done = _Filtered(piece, order, parts, rules.counts, rules.aborted, time.monotonic() - began)
             for each in group.turns.hand_in(number, done):
                 self._put(group, each)
         except BaseException:
             group.turns.fail()
             raise
 
-    def _filter(self, group: OpenGroup, number: int) -> tuple[list[_Part], Filter]:
+    def _filter(self, group: OpenGroup, number: int, order: OrderCheck) -> tuple[list[_Part], Filter]:
         piece = group.pieces[number]
         shop = self._workshop()
         try:
             rules = Filter(shop, group.settings, self._transactions)
             parts: list[_Part] = []
             size = 0
-            for chunk, part in self._judged(piece, rules, shop):
+            for chunk, part in self._judged(piece, order, rules, shop):
                 batches = None
                 if part.changed or group.output is not None:
                     batches = rules.written(chunk, part)
@@ -287,13 +292,16 @@ class GroupWriter:
         except IndexError:
             return Workshop(self._map.view(), limits=self._work.limits)
 
-    def _judged(self, piece: Piece, rules: Filter, shop: Workshop) -> Iterator[tuple[Chunk, Filtered]]:
+    def _judged(
+        self, piece: Piece, order: OrderCheck, rules: Filter, shop: Workshop
+    ) -> Iterator[tuple[Chunk, Filtered]]:
         work, source = self._work, piece.source
         if piece.position == 0:
             base_offset = source.segment.base_offset
             self._transactions.add(aborted_between(self._fs, work, base_offset, work.following(source.segment)))
         begin, end = piece.position, piece.end_position
         for chunk in self._chunks(source, begin, end, verify_crc=source.verify_crc, memory=shop.memory):
+            order.see(chunk)
             self._throttle.take(len(chunk.data))
             self._progress("rewrite", len(chunk.data))
             for part in rules.parts(chunk, keep_legacy_tombstones=source.keep_legacy_tombstones):
@@ -313,7 +321,11 @@ class GroupWriter:
         )
 
     def _put(self, group: OpenGroup, done: _Filtered) -> None:
-        source = done.piece.source
+        source, order = done.piece.source, done.order
+        if order.first_offset is not None:
+            if order.first_offset <= group.read_offset:
+                raise misplaced(source.path, done.piece.position, order.first_offset)
+            group.read_offset = order.last_offset
         self._put_parts(group, source, done.parts, done.aborted)
         group.counts.add(done.counts)
         group.seconds += done.seconds

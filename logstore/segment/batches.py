@@ -14,7 +14,7 @@ from logstore.limits import Limits
 from logstore.records.header import read_header
 from logstore.records.memory import Memory
 from logstore.records.scan import is_damage, scan_batches
-from logstore.records.table import BASE_OFFSET, LAST_OFFSET, BatchTable
+from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, BatchTable
 
 SCAN_BYTES = 4 << 20
 
@@ -125,3 +125,36 @@ def ordered_batches(
         if contradiction is not None and int(before[count - 1]) < contradiction <= int(lasts[count - 1]):
             return count - 1
     return count
+
+
+class OrderCheck:
+    """For who reads to judge records by their offsets, as compaction does: the batches of a segment must go up."""
+
+    def __init__(self, low: int, high: int, *, after: int = -1) -> None:
+        """All of them lie in [low, high) and begin behind `after`."""
+        self._low, self._high = low, high
+        #: of the first batch seen; None before
+        self.first_offset: int | None = None
+        self.last_offset = after
+
+    def see(self, chunk: Chunk) -> None:
+        """The next batches. Raises CorruptBatch."""
+        begins, lasts = begin_offsets(chunk.table), chunk.table[:, LAST_OFFSET]
+        before = np.concatenate(([self.last_offset], lasts[:-1]))
+        wrong = (begins <= before) | (lasts < begins) | (begins < self._low) | (lasts >= self._high)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise misplaced(chunk.file, chunk.position + int(chunk.table[at, POSITION]), int(begins[at]))
+        if self.first_offset is None:
+            self.first_offset = int(begins[0])
+        self.last_offset = int(lasts[-1])
+
+
+def misplaced(file: str, position: int, offset: int) -> CorruptBatch:
+    return CorruptBatch(
+        f"the batch at offset {offset} contradicts its neighbours or its segment",
+        file=file,
+        position=position,
+        offset=offset,
+        hint="Run `duramen recover`",
+    )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
-from logstore.cleaner.cleaner import Engine, plan_pass, run_pass
+from logstore.cleaner.cleaner import SWAP_BYTES, Engine, plan_pass, run_pass
 from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.eligibility import (
     Cleanable,
@@ -82,6 +82,8 @@ class PartitionPlan:
     #: free space a pass needs beside what is there, with so many groups under way at once
     extra_bytes: int = 0
     groups_at_once: int = 1
+    #: what small groups may have together that share a swap
+    swap_bytes: int = 0
     rolls_active: bool = False
     paused: bool = False
     compacted: bool = True
@@ -255,6 +257,8 @@ def plan_partition(
     if free_bytes is not None:
         while at_once > 1 and largest * at_once > free_bytes:
             at_once -= 1
+    beside = largest * at_once
+    swap_bytes = SWAP_BYTES if free_bytes is None or beside + SWAP_BYTES <= free_bytes else 0
     dirty_bytes = found.cleanable_bytes
     return PartitionPlan(
         topic=topic.name,
@@ -265,8 +269,9 @@ def plan_partition(
         segments=len(state.segments),
         groups=len(groups),
         read_bytes=dirty_bytes + sum(s.size_bytes for s in sources),
-        extra_bytes=largest * at_once,
+        extra_bytes=beside + max(min(swap_bytes, sum(s.size_bytes for s in sources) - beside), 0),
         groups_at_once=at_once,
+        swap_bytes=swap_bytes,
         rolls_active=rolls_active,
         paused=config.duramen_compaction_paused,
         compacted=config.compact,
@@ -627,6 +632,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
             folder=folder,
             locked=lambda: store.locks.partition(topic.id, number, what=what),
             swapped=swapped,
+            swap_bytes=plan.swap_bytes,
         )
         if report.map_buffer_wanted is not None:
             advice = map_advice(report.map_buffer_wanted, context.budget)

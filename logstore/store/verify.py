@@ -26,8 +26,8 @@ from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import read_snapshot
 from logstore.partition.state import Loss, PartitionState, SegmentEntry, read_state
 from logstore.records.decoder import Decoder
-from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, BatchTable
-from logstore.segment.batches import Chunk
+from logstore.records.table import LAST_OFFSET, MAX_TIMESTAMP, POSITION, BatchTable
+from logstore.segment.batches import Chunk, begin_offsets
 from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file_name, parse_file_name
 from logstore.segment.segment import LogSegment
 from logstore.store.finding import Finding
@@ -207,7 +207,7 @@ def _verify_segment(
             # An offset is under no checksum: one above the high watermark may be that of a committed batch.
             end_offset = INT64_MAX if upper_offset is not None and upper_offset <= high_watermark else high_watermark
             for chunk in _committed_chunks(segment, end_offset):
-                below = np.nonzero(_first_offsets(chunk.table) < end_offset)[0]
+                below = np.nonzero(begin_offsets(chunk.table) < end_offset)[0]
                 rows = chunk.table[: int(below[-1]) + 1 if len(below) else 0]
                 # A batch is committed as a whole: none reaches across the high watermark.
                 limit = end_offset if upper_offset is None else min(upper_offset, end_offset)
@@ -251,11 +251,6 @@ def _verify_records(decoder: Decoder, chunk: Chunk, rows: BatchTable, next_offse
             pass
 
 
-def _first_offsets(table: BatchTable) -> BatchTable:
-    """Base offsets; a legacy batch tells its last one only."""
-    return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
-
-
 def _committed_chunks(segment: LogSegment, high_watermark: int) -> Iterator[Chunk]:
     """Chunks with committed batches; damage above the high watermark is not ours to judge."""
     committed = segment.base_offset < high_watermark
@@ -277,7 +272,7 @@ def _verify_order(chunk: Chunk, rows: BatchTable, next_offset: int, limit: int, 
     if not len(rows):
         return
     before = np.concatenate(([next_offset - 1], rows[:-1, LAST_OFFSET]))
-    wrong = (_first_offsets(rows) <= before) | (rows[:, LAST_OFFSET] < _first_offsets(rows))
+    wrong = (begin_offsets(rows) <= before) | (rows[:, LAST_OFFSET] < begin_offsets(rows))
     wrong |= rows[:, LAST_OFFSET] >= limit
     for at in np.nonzero(wrong)[0][:_FINDINGS_MAX].tolist():
         position, last = chunk.position + int(rows[at, POSITION]), int(rows[at, LAST_OFFSET])

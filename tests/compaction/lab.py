@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from logstore.cleaner.cleaner import clean_partition, plan_pass
+from logstore.cleaner.cleaner import SWAP_BYTES, clean_partition, plan_pass
 from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.eligibility import Cleanable, CleanerFacts, CleanerRules, SegmentAge, cleanable
 from logstore.cleaner.filter import LastRecord
@@ -95,6 +95,7 @@ class Lab:
         map_settings: MapSettings | None = None,
         options: CleaningOptions | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        swap_bytes: int = SWAP_BYTES,
     ) -> PassReport:
         producers = {}
         if self.state.producers:
@@ -114,6 +115,7 @@ class Lab:
             folder=self.folder,
             options=options or CleaningOptions(),
             limits=limits,
+            swap_bytes=swap_bytes,
         )
 
     def work(self, map_settings: MapSettings) -> PassWork:
