@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 3 found damage. Nothing here imports 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -199,7 +200,7 @@ def _failed(error: Exception) -> int:
         return DAMAGE if isinstance(error, _damage_errors()) else FAILED
     if isinstance(error, OSError):
         where: dict[str, object] = {"file": error.filename} if error.filename is not None else {}
-        _say(error.strerror or str(error), kind=type(error).__name__, where=where, hint=_SYSTEM_HINTS.get(type(error)))
+        _say(error.strerror or str(error), kind=type(error).__name__, where=where, hint=_system_hint(error))
         return FAILED
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         _say("not enough memory", kind="NotEnoughMemory", hint="Give the process more (`ulimit -v`, its container).")
@@ -220,6 +221,12 @@ def _hint(error: Exception) -> str | None:
         errors.InvalidTopic: "Choose another name.",
     }
     return hints.get(type(error))
+
+
+def _system_hint(error: OSError) -> str | None:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Make room on the store's disk and run it again; reading works meanwhile."
+    return _SYSTEM_HINTS.get(type(error))
 
 
 _SYSTEM_HINTS: dict[type[OSError], str] = {

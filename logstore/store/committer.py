@@ -88,20 +88,26 @@ class Staging:
     """A plan's folder while it is being filled; locked, so that a sweep leaves it alone. Close it in any case."""
 
     def __init__(self, store: LogStore, plan_id: str | None = None) -> None:
-        """Raises LockHeld when somebody else has the folder of this `plan_id`."""
+        """Raises LockHeld when somebody else has the folder of this `plan_id`, DiskFull."""
         self._store = store
         #: from here on a commit may name the folder: it is the redo log, and only `flush` or `sweep` may remove it
         self.decided = False
         while True:
             self.plan_id = plan_id or uuid.uuid4().hex
             self.folder = store.layout.plan(self.plan_id)
-            store.fs.mkdir(self.folder)
             self._lock = FileLock(store.fs, os.path.join(self.folder, _OWNER_FILE))
             try:
+                store.fs.mkdir(self.folder)
                 if self._lock.try_acquire():
                     return
             except FileNotFoundError:
                 pass  # a sweep was faster
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    store.fs.rmdir(self.folder)
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise disk_full(error) from error
+                raise
             if plan_id is not None:
                 raise LockHeld(f"the staged files of plan {plan_id} are in use", file=self.folder)
 

@@ -12,14 +12,25 @@ import uuid
 
 from logstore.errors import UnsuitableFileSystem
 from logstore.files import FileSystem, replace_file
-from logstore.read_only import is_refusal
 from logstore.store.locks import FileLock
+
+#: what a file system says that lacks something; other errors, of a full or a failing disk, say nothing about it
+_CANNOT = (
+    errno.EPERM,  # hard links
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EMLINK,
+    errno.ENOLCK,
+)
 
 _passed: set[tuple[int, str]] = set()
 
 
 def probe_file_system(fs: FileSystem, directory: str) -> None:
-    """Raises UnsuitableFileSystem naming what is missing; the system's own error where nothing can be written."""
+    """Raises UnsuitableFileSystem naming what is missing; the system's own error where it cannot be tried."""
     key = (id(fs), os.path.realpath(directory))
     if key in _passed:
         return
@@ -35,10 +46,8 @@ def probe_file_system(fs: FileSystem, directory: str) -> None:
             try:
                 sound = attempt(fs, base)
             except OSError as error:
-                if is_refusal(error):  # EPERM is what a file system says that has no hard links
+                if error.errno not in _CANNOT:
                     raise
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise UnsuitableFileSystem(f"cannot write here: {error.strerror}", file=directory) from error
                 sound = False
             if not sound:
                 raise UnsuitableFileSystem(

@@ -8,6 +8,7 @@ names is never removed: that a file is missing proves nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -135,7 +136,7 @@ class LogStore:
         try:
             for directory in (self.layout.locks, self.layout.staging):  # both may be gone: nothing in them is for ever
                 fs.mkdir(directory)
-            probe_file_system(fs, self.layout.locks)
+            _probe(fs, self.layout.locks)
             fs.mkdir(os.path.join(self.layout.logs, BROKER_GUARD))
             self.locks.enter()
         except OSError as error:
@@ -923,6 +924,15 @@ def published(ends: TopicEnds, number: int, log: PartitionLog) -> TopicEnds:
         last_stable_offset=log.last_stable_offset,
         recovery_point=log.recovery_point,
     )
+
+
+def _probe(fs: FileSystem, directory: str) -> None:
+    """A full disk tells nothing: it was tried when the store was made, and reading needs no room."""
+    try:
+        probe_file_system(fs, directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _make(fs: FileSystem, layout: Layout) -> None:

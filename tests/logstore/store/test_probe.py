@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from logstore.errors import UnsuitableFileSystem
+from logstore.errors import DiskFull, UnsuitableFileSystem
 from logstore.files import OS_FILES, File, OsFileSystem
 from logstore.store.probe import probe_file_system
+from logstore.store.store import LogStore
 
 
 class CountsSyncs(OsFileSystem):
@@ -53,9 +56,16 @@ class CannotSyncDirectories(OsFileSystem):
         raise OSError(errno.EINVAL, "Invalid argument")
 
 
-class Full(OsFileSystem):
+class Failing(OsFileSystem):
+    """Nothing new can be made; `number` says why."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
     def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if create and not self.exists(path):
+            raise OSError(self.number, os.strerror(self.number))
+        return super().open(path, writable=writable, create=create, exclusive=exclusive)
 
 
 def test_a_sound_file_system_passes_once_and_keeps_nothing(tmp_path: Path) -> None:
@@ -76,7 +86,6 @@ def test_a_sound_file_system_passes_once_and_keeps_nothing(tmp_path: Path) -> No
         (HasNoLinks(), "hard links"),
         (EveryOpenIsItsOwnFile(), "one lock"),
         (CannotSyncDirectories(), "atomic rename|sync a directory"),
-        (Full(), "No space left"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, fs: OsFileSystem, says: str) -> None:
@@ -87,6 +96,29 @@ def test_what_is_missing_is_named(tmp_path: Path, fs: OsFileSystem, says: str) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENOMEM])
+def test_an_error_of_the_system_says_nothing_about_what_the_file_system_can(tmp_path: Path, number: int) -> None:
+    with pytest.raises(OSError, match=os.strerror(number)):
+        probe_file_system(Failing(number), str(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_store_on_a_full_disk_can_be_read(tmp_path: Path, number: int) -> None:
+    with LogStore(tmp_path / "store", create=True) as store:
+        store.create_topic("t", partitions=1)
+        store.append("t", pa.table({"key": [b"k"], "value": [b"v"]}))
+    full = Failing(number)
+    with LogStore(tmp_path / "store", fs=full) as store:
+        topic = store.topic("t")
+        assert [record.value for record in store.reader(topic, 0).records(0)] == [b"v"]
+        with pytest.raises(DiskFull):
+            store.append("t", pa.table({"key": [b"k"], "value": [b"w"]}))
+    with LogStore(tmp_path / "store") as store:
+        assert [record.value for record in store.reader(store.topic("t"), 0).records(0)] == [b"v"]
+    with pytest.raises(OSError, match=os.strerror(number)):
+        LogStore(tmp_path / "other", create=True, fs=full)
+
+
 def test_a_missing_directory_is_an_error_not_a_pass(tmp_path: Path) -> None:
-    with pytest.raises(UnsuitableFileSystem):
+    with pytest.raises(FileNotFoundError):
         probe_file_system(OS_FILES, str(tmp_path / "none"))
