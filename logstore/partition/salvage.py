@@ -9,6 +9,7 @@ the old files or the new ones (docs/protocols.md). No file is changed in place: 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -217,6 +218,8 @@ class _Planner:
         self._listed: set[int] = set()
         self._found: list[Loss] = []
         self._strays: list[Piece] = []
+        #: files that lie below the log start
+        self._passed: list[int] = []
 
     def plan(self) -> Salvage:
         bases, unlisted = self._bases()
@@ -228,6 +231,8 @@ class _Planner:
         for base in unlisted:
             self._set_aside(base, "a segment that the list does not have")
         self._find_losses()
+        if self._found:
+            self._look_below()
         self._refill()
         self._settle_losses()
         self._end()
@@ -243,8 +248,9 @@ class _Planner:
         self._listed = set(listed)
         bases = sorted({*listed, *(base for base in there if not listed or base > listed[-1])})
         unlisted = [base for base in there if base not in bases and base >= (bases[0] if bases else 0)]
+        self._passed = [base for base in there if base < (bases[0] if bases else 0)]
         while len(bases) > 1 and bases[1] <= self._start:
-            bases.pop(0)
+            self._passed.append(bases.pop(0))
         if self._given.committed is not None:  # what begins above was never published
             bases = [base for base in bases if base <= self._given.committed] or bases[:1]
         return bases, unlisted
@@ -290,6 +296,18 @@ class _Planner:
             self._strays += [
                 Piece(path, each.position, each.end, each.first_offset, each.end_offset) for each in batches
             ]
+
+    def _look_below(self) -> None:
+        """What is missing may lie in a file below the log start, which is no part of the log any more."""
+        for base in self._passed:
+            path = self._path(base)
+            with contextlib.suppress(FileNotFoundError):
+                file = self._fs.open(path)
+                try:
+                    batches = intact_batches(file, limits=self._given.limits)
+                finally:
+                    file.close()
+                self._strays += _pieces(path, [each for each in batches if each.end_offset > self._start])
 
     def _misplaced_tail(self, found: SegmentSalvage, path: str, batches: list[FoundBatch]) -> None:
         """Batches behind the committed end that have committed offsets: what was never published has later ones."""
@@ -349,8 +367,8 @@ class _Planner:
             path = self._path(segment.base_offset)
             low = max(segment.base_offset, self._start)
             scan = segment.scan
+            was_empty = segment is not self._plan.segments[-1] and self._listed_bytes(segment.base_offset) == 0
             if scan is None:
-                was_empty = segment is not self._plan.segments[-1] and self._listed_bytes(segment.base_offset) == 0
                 if segment.rewrite and not was_empty:
                     self._lose(
                         path,
@@ -363,9 +381,11 @@ class _Planner:
                     )
                 continue
             if segment.displaced:
-                self._lose(
-                    path, 0, scan.size_bytes, "what it holds belongs to another segment", low, segment.high, segment
-                )
+                reason = "what it holds belongs to another segment"
+                if was_empty:
+                    self._plan.damages.append(Damage(path, 0, scan.size_bytes, reason))
+                else:
+                    self._lose(path, 0, scan.size_bytes, reason, low, segment.high, segment)
                 continue
             listed = self._listed_bytes(segment.base_offset)
             sealed = segment is not self._plan.segments[-1]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import os
 from dataclasses import dataclass, field, replace
 
 from crc32c import crc32c
@@ -20,6 +21,7 @@ from crc32c import crc32c
 from logstore.errors import CorruptState
 from logstore.files import FileSystem, read_whole, replace_file
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
+from logstore.topic import parse_uuid
 
 _NAME = "duramen-partition-state"
 _VERSION = 1
@@ -91,6 +93,8 @@ class PartitionState:
     oldest_other_codec_ms: int = -1
     #: whether the compacted part is known to have no batch of a transaction, whatever `transactions` says of the rest
     clean_part_plain: bool = False
+    #: whose it was when it was read, as `owner_of` has it; None: it does not say
+    of: str | None = field(default=None, compare=False)
 
     @property
     def is_as_made(self) -> bool:
@@ -129,8 +133,21 @@ class PartitionState:
         )
 
 
-def encode_state(state: PartitionState) -> bytes:
+def owner_of(path: str) -> str | None:
+    """Whose list a file is, by its place: the folder of a topic's id, and the partition. None: it lies elsewhere."""
+    folder, number = os.path.split(path)
+    topic_id = os.path.basename(folder)
+    try:
+        parse_uuid(topic_id)
+    except ValueError:
+        return None
+    return f"{topic_id}/{number}"
+
+
+def encode_state(state: PartitionState, owner: str | None = None) -> bytes:
+    """With `owner`, it is known for a damage where it turns up in the place of another."""
     body = {
+        **({} if owner is None else {"of": owner}),
         "generation": state.generation,
         "log_start_offset": state.log_start_offset,
         "first_dirty_offset": state.first_dirty_offset,
@@ -212,6 +229,7 @@ def _from_json(body: object) -> PartitionState:
         if body.get("oldest_other_codec_ms", -1) == -1
         else _natural(body["oldest_other_codec_ms"]),
         clean_part_plain=body.get("clean_part_plain") is True,
+        of=str(body["of"]) if "of" in body else None,
     )
 
 
@@ -247,13 +265,15 @@ def read_state(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) ->
         if error.errno == errno.EFBIG:
             raise CorruptState(f"larger than the limit of {limit_bytes} bytes", file=path, position=0) from None
         raise
-    if len(data) > _CACHED_BYTES_MAX:
-        return decode_state(data, file=path)
     try:
-        return _decode_known(data)
+        state = decode_state(data) if len(data) > _CACHED_BYTES_MAX else _decode_known(data)
     except CorruptState as error:
         error.file = path
         raise
+    owner = owner_of(path)
+    if state.of is not None and owner is not None and state.of != owner:
+        raise CorruptState(f"this is the segment list of another partition ({state.of})", file=path, position=0)
+    return state
 
 
 @functools.lru_cache(maxsize=128)
@@ -263,4 +283,4 @@ def _decode_known(data: bytes) -> PartitionState:
 
 
 def write_state(fs: FileSystem, path: str, state: PartitionState) -> None:
-    replace_file(fs, path, encode_state(state))
+    replace_file(fs, path, encode_state(state, owner_of(path)))

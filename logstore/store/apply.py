@@ -20,7 +20,7 @@ from logstore.partition.appender import Appender, tail_of
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.state import PartitionState, encode_state, read_state
+from logstore.partition.state import PartitionState, encode_state, owner_of, read_state
 from logstore.partition.swap import finish_swap
 from logstore.partition.tail import Tail
 from logstore.segment.names import FileKind, file_name
@@ -117,7 +117,8 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
                 else:
                     tail, epoch, state = _append(batch, number, known)
                 if state is not None:
-                    states[store.layout.partition_state(topic.id, number)] = encode_state(state)
+                    path = store.layout.partition_state(topic.id, number)
+                    states[path] = encode_state(state, owner_of(path))
             applied.append(Applied(number, end, tail))
             new.append((number, PartitionTail.of_now(sequence, end, tail, epoch)))
         replace_files(store.fs, states)  # the lists are on disk before a tail names what they must have

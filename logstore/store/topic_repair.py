@@ -291,7 +291,7 @@ def repair_partition(store: LogStore, topic: Topic, number: int, *, dry_run: boo
         if is_directory(store.fs, directory):
             if carried is None and _may_be_log_of(store, directory, state):
                 done.append("partition.metadata was missing or damaged, and is written again")
-            elif carried is not None and state is not None and is_log_of(store.fs, directory, state):
+            elif carried is not None and _is_log_after_all(store, topic, directory, state, carried):
                 done.append(f"partition.metadata named topic id {carried}, but the log is this topic's: written again")
             else:
                 aside = os.path.join(
@@ -331,6 +331,33 @@ def _may_be_log_of(store: LogStore, directory: str, state: PartitionState | None
     found = segments_at(store.fs, directory)
     *sealed, active = state.segments
     return any(found.get(each.base_offset) == each.size_bytes for each in sealed) or active.base_offset in found
+
+
+def _is_log_after_all(
+    store: LogStore, topic: Topic, directory: str, state: PartitionState | None, carried: str
+) -> bool:
+    """Whether a directory that names another topic is the partition's all the same, damaged perhaps.
+
+    A directory keeps its name as long as its topic lives. So the id of one that lives under another name is in the
+    wrong file, unless the whole directory was moved: then the log fits that topic.
+    """
+    if state is not None and is_log_of(store.fs, directory, state):
+        return True
+    other = next((each for each in store.topics() if each.id == carried and each.name != topic.name), None)
+    if other is None or not _may_be_log_of(store, directory, state):
+        return False
+    theirs = [_state(store, other.id, number) for number in range(other.partitions)]
+    ours_fitting = _fitting(store, directory, state)
+    theirs_fitting = max(_fitting(store, directory, each) for each in theirs)
+    if ours_fitting != theirs_fitting:
+        return ours_fitting > theirs_fitting
+    return not any(is_log_of(store.fs, directory, each) for each in theirs)
+
+
+def _fitting(store: LogStore, directory: str, state: PartitionState | None) -> int:
+    """How many sealed segments of the list are there, to the byte."""
+    found = segments_at(store.fs, directory)
+    return sum(found.get(each.base_offset) == each.size_bytes for each in state.segments[:-1]) if state else 0
 
 
 def _repair_state(

@@ -243,6 +243,34 @@ def test_without_a_list_earlier_losses_come_from_the_reasons_in_quarantine() -> 
     assert ranges(state.losses) == [(8, 10)]
 
 
+def test_what_is_missing_is_looked_for_below_the_log_start_too() -> None:
+    """A deleted segment's file is still there, and holds what belongs into another."""
+    fs, rows = filled()
+    state = read_state(fs, STATE)
+    assert state is not None
+    write_state(fs, STATE, replace(state, log_start_offset=8))
+    first, third = (directory_bytes(fs)[f"{base:020d}.log"] for base in (0, 12))
+    put(fs, path(0), third)
+    put(fs, path(12), first)
+    plan, log = salvage(fs)
+    assert plan.losses == ()
+    assert contents(log) == [row for row in rows if row[0] >= 8]
+
+
+def test_an_emptied_segment_that_was_overwritten_has_lost_nothing() -> None:
+    """Compaction leaves empty segments; the list says so, whatever bytes turn up in one."""
+    fs, rows = filled()
+    state = read_state(fs, STATE)
+    assert state is not None
+    emptied = tuple(replace(entry, size_bytes=0) if entry.base_offset == 6 else entry for entry in state.segments)
+    write_state(fs, STATE, replace(state, segments=emptied, first_dirty_offset=12, thinned_offset=12))
+    put(fs, path(6), directory_bytes(fs)[f"{18:020d}.log"])
+    plan, log = salvage(fs)
+    assert plan.losses == ()
+    assert [damage.reason for damage in plan.damages] == ["what it holds belongs to another segment"]
+    assert contents(log) == without(rows, (6, 12))
+
+
 @pytest.mark.parametrize("bases", [(0, 7, 14, 20), (0, 6, 8, 18), (0, 6, 12, 18, 21)])
 def test_a_list_of_another_partition_is_recognised(bases: tuple[int, ...]) -> None:
     fs, _ = filled()

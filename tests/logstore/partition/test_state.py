@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from logstore.clock import ManualClock
 from logstore.errors import CorruptState
-from logstore.files import OS_FILES
+from logstore.files import OS_FILES, replace_file
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.log import PartitionLog
 from logstore.partition.state import (
@@ -23,7 +23,7 @@ from logstore.partition.state import (
     write_state,
 )
 from logstore.records.record import Record
-from logstore.topic import TopicPartition
+from logstore.topic import TopicPartition, new_topic_id
 from simulation.filesystem import SimulatedFileSystem
 
 STATE = PartitionState(
@@ -207,3 +207,26 @@ def test_transactions_are_remembered_when_their_producers_have_expired(tmp_path:
     state = read_state(OS_FILES, state_path)
     assert state is not None
     assert (state.producers, state.transactions) == (False, True)
+
+
+def test_a_list_says_whose_it_is() -> None:
+    fs = SimulatedFileSystem()
+    first, second = (f"/state/{new_topic_id()}" for _ in range(2))
+    for folder in ("/state", first, second):
+        fs.mkdir(folder)
+    write_state(fs, f"{first}/0", STATE)
+    for other in (f"{first}/1", f"{second}/0"):
+        fs.rename(f"{first}/0", other)
+        with pytest.raises(CorruptState, match="of another partition"):
+            read_state(fs, other)
+        fs.rename(other, f"{first}/0")
+    assert read_state(fs, f"{first}/0") == STATE
+
+
+def test_a_list_of_an_older_release_does_not_say_whose_it_is() -> None:
+    fs = SimulatedFileSystem()
+    folder = f"/state/{new_topic_id()}"
+    for each in ("/state", folder):
+        fs.mkdir(each)
+    replace_file(fs, f"{folder}/0", encode_state(STATE))
+    assert read_state(fs, f"{folder}/0") == STATE

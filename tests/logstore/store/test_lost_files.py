@@ -204,6 +204,36 @@ def test_a_deletion_leaves_what_another_topic_owns(store: LogStore, orders: Topi
     assert [each.name for each in (root / "logs").glob("orders-*")] == ["orders-1"]
 
 
+def test_swapped_metadata_costs_a_damaged_log_no_more_than_its_damage(
+    store: LogStore, orders: Topic, root: Path, read_all: ReadAll
+) -> None:
+    """The file names a topic that lives under another name: it is the file that is wrong, not the directory."""
+    store.create_topic("other")
+    append(store, "other")
+    append(store, "orders")
+    committer = Committer(store)
+    committer.flush(orders)
+    committer.flush(store.topic("other"))
+    expected = read_all(store, "orders")
+    ours, others = (root / "logs" / name for name in ("orders-0", "other-0"))
+    given, taken = (each / "partition.metadata" for each in (ours, others))
+    given_text, taken_text = given.read_bytes(), taken.read_bytes()
+    given.write_bytes(taken_text)
+    taken.write_bytes(given_text)
+    first, *rest = sorted(ours.glob("*.log"))
+    assert rest
+    os.truncate(first, first.stat().st_size - 3)
+    for name in ("orders", "other"):
+        recover(store, store.topic(name))
+    found = read_all(store, "orders")
+    lost = [record.offset for record in expected[0] if record not in found[0]]
+    assert found[1] == expected[1]
+    assert [record for record in expected[0] if record.offset not in lost] == found[0]
+    assert lost
+    assert max(lost) < int(rest[0].stem)
+    assert len(read_all(store, "other")[0]) == 5
+
+
 class Unreadable(OsFileSystem):
     """Every read of a file with that ending fails, as it does when a process has no descriptors left."""
 
