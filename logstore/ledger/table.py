@@ -718,6 +718,8 @@ def is_of_version(data: bytes, version: int) -> bool:
     version, or older where the commit puts it in the place of others.
     """
     actions = [json.loads(line) for line in data.decode().split("\n") if line]
+    if any("metaData" in action for action in actions):  # what makes the table; nothing changes it later
+        return version == 0
     stated = [action["commitInfo"].get(OF_VERSION) for action in actions if "commitInfo" in action]
     if stated and stated[0] is not None:
         return bool(stated[0] == str(version))

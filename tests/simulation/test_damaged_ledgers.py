@@ -225,7 +225,10 @@ def test_any_damage_of_a_ledger_is_found_and_made_good_or_said(tmp_path: Path, s
     print(f"{CASES} ledgers of seed {seed}: {dict(told)}")
 
 
-@pytest.mark.parametrize(("kind", "at", "other"), [("commits only", -1, -5), ("behind a checkpoint", 2, 0)])
+@pytest.mark.parametrize(
+    ("kind", "at", "other"),
+    [("commits only", -1, -5), ("behind a checkpoint", 2, 0), ("commits only", -1, 0), ("after upkeep", -3, 0)],
+)
 def test_swapped_commit_files_are_found_and_no_batch_is_committed_again(
     tmp_path: Path, kind: str, at: int, other: int
 ) -> None:
