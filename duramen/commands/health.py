@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
     """What is wrong with the store as a whole; the ledger's libraries are loaded only where there is one to look at."""
     from logstore.store.identity import examine_identity
+    from logstore.store.side_files import examine_side_files
     from logstore.store.store_report import is_unwritten
 
     report = examine_identity(store.fs, store.layout)
+    report.add(examine_side_files(store))
     if not is_unwritten(store):
         from logstore.store.repair import examine
 

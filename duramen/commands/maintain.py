@@ -225,6 +225,7 @@ def recover(
     from logstore.store.identity import restore_identity
     from logstore.store.maintenance import RecoveryLedger
     from logstore.store.repair import repair, restore_version
+    from logstore.store.side_files import restore_side_files
     from logstore.store.strays import find_strays
     from logstore.store.topic_repair import repair_partition, repair_topics
 
@@ -238,6 +239,7 @@ def recover(
         looked = _verify_all(store, _readable_partitions(store, topics, partition, dry_run=True))
         repairs = repair_topics(store, topics, configs=key_values(topic_config, "--topic-config"), dry_run=dry_run)
         whole.add(restore_identity(store.fs, store.layout, dry_run=dry_run))
+        whole.add(restore_side_files(store, dry_run=dry_run))
         whole.add(repair(store, dry_run=dry_run))
         partitions = _readable_partitions(store, topics, partition, dry_run=dry_run)
         # Nothing is given up by this, so nobody is asked; what comes after looks at whole files.
