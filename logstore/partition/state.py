@@ -2,9 +2,10 @@
 
 Readers of other processes go by this list, never by a directory listing, which can miss a segment while files are
 swapped. The file is replaced as a whole, durably, by whoever holds the partition; a damaged one is a typed error, and
-recovery rebuilds the list from the directory. One line of JSON behind one line with version and checksum:
+recovery rebuilds the list from the directory. One line of JSON behind one line with version, checksum, and
+whose list it is (a topic's id and the partition):
 
-    duramen-partition-state 1 crc32c=89abcdef
+    duramen-partition-state 1 crc32c=89abcdef of=7cYhnYw2RPyQkXyUvPzQ1A/0
     {"generation": 7, "log_start_offset": 0, "segments": [[base, size, largest timestamp], …], …}
 """
 
@@ -93,8 +94,6 @@ class PartitionState:
     oldest_other_codec_ms: int = -1
     #: whether the compacted part is known to have no batch of a transaction, whatever `transactions` says of the rest
     clean_part_plain: bool = False
-    #: whose it was when it was read, as `owner_of` has it; None: it does not say
-    of: str | None = field(default=None, compare=False)
 
     @property
     def is_as_made(self) -> bool:
@@ -145,9 +144,8 @@ def owner_of(path: str) -> str | None:
 
 
 def encode_state(state: PartitionState, owner: str | None = None) -> bytes:
-    """With `owner`, it is known for a damage where it turns up in the place of another."""
+    """With `owner`, it is known for damage where it turns up in the place of another."""
     body = {
-        **({} if owner is None else {"of": owner}),
         "generation": state.generation,
         "log_start_offset": state.log_start_offset,
         "first_dirty_offset": state.first_dirty_offset,
@@ -170,25 +168,43 @@ def encode_state(state: PartitionState, owner: str | None = None) -> bytes:
         "swap": None if state.swap is None else [list(state.swap.new_bases), list(state.swap.old_bases)],
     }
     text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-    return f"{_NAME} {_VERSION} crc32c={crc32c(text):08x}\n".encode() + text
+    said = "" if owner is None else f" of={owner}"
+    return f"{_NAME} {_VERSION} crc32c={crc32c(text, crc32c(said.encode())):08x}{said}\n".encode() + text
 
 
-def decode_state(data: bytes, *, file: str | None = None) -> PartitionState:
-    """Raises CorruptState for anything `encode_state` would not have written."""
+def decode_state(data: bytes, *, file: str | None = None, owner: str | None = None) -> PartitionState:
+    """Raises CorruptState for anything `encode_state` would not have written, and for the list of another `owner`."""
     head, _, text = data.partition(b"\n")
     words = head.split(b" ")
-    if len(words) != 3 or words[0] != _NAME.encode():
+    if len(words) not in (3, 4) or words[0] != _NAME.encode():  # older releases did not say whose it is
         raise CorruptState("not a partition state file", file=file, position=0)
     if words[1] != str(_VERSION).encode():
         raise CorruptState(
             f"version {words[1][:20]!r} of the partition state; this release knows {_VERSION}", file=file, position=0
         )
-    if words[2] != f"crc32c={crc32c(text):08x}".encode():
+    said = b" " + words[3] if len(words) == 4 else b""
+    if words[2] != f"crc32c={crc32c(text, crc32c(said)):08x}".encode():
         raise CorruptState("the checksum does not match", file=file, position=0)
+    if said and owner is not None and said != f" of={owner}".encode():
+        raise CorruptState(
+            f"this is the segment list of another partition ({said[4:].decode(errors='replace')})",
+            file=file,
+            position=0,
+        )
     try:
-        return _from_json(json.loads(text))
+        return _parse(text) if len(text) > _CACHED_BYTES_MAX else _parse_known(text)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptState(f"malformed partition state: {error}", file=file, position=len(head) + 1) from None
+
+
+def _parse(text: bytes) -> PartitionState:
+    return _from_json(json.loads(text))
+
+
+@functools.lru_cache(maxsize=128)
+def _parse_known(text: bytes) -> PartitionState:
+    """Lists of partitions that nobody has written to since they were made are the same: parsed once."""
+    return _parse(text)
 
 
 def _from_json(body: object) -> PartitionState:
@@ -229,7 +245,6 @@ def _from_json(body: object) -> PartitionState:
         if body.get("oldest_other_codec_ms", -1) == -1
         else _natural(body["oldest_other_codec_ms"]),
         clean_part_plain=body.get("clean_part_plain") is True,
-        of=str(body["of"]) if "of" in body else None,
     )
 
 
@@ -265,21 +280,7 @@ def read_state(fs: FileSystem, path: str, *, limits: Limits = DEFAULT_LIMITS) ->
         if error.errno == errno.EFBIG:
             raise CorruptState(f"larger than the limit of {limit_bytes} bytes", file=path, position=0) from None
         raise
-    try:
-        state = decode_state(data) if len(data) > _CACHED_BYTES_MAX else _decode_known(data)
-    except CorruptState as error:
-        error.file = path
-        raise
-    owner = owner_of(path)
-    if state.of is not None and owner is not None and state.of != owner:
-        raise CorruptState(f"this is the segment list of another partition ({state.of})", file=path, position=0)
-    return state
-
-
-@functools.lru_cache(maxsize=128)
-def _decode_known(data: bytes) -> PartitionState:
-    """Lists of partitions that nobody has written to since they were made are the same: parsed once."""
-    return decode_state(data)
+    return decode_state(data, file=path, owner=owner_of(path))
 
 
 def write_state(fs: FileSystem, path: str, state: PartitionState) -> None:

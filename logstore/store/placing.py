@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from logstore.files import FileSystem, replace_files, sync_directories, sync_files
 from logstore.partition.checkpoint import write_partition_metadata
-from logstore.partition.state import PartitionState, SegmentEntry, encode_state
+from logstore.partition.state import PartitionState, SegmentEntry, encode_state, owner_of
 from logstore.records.record import NO_TIMESTAMP
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, FileKind, file_name
 from logstore.store.registry import Topic
@@ -65,8 +65,8 @@ def _make(store: LogStore, topic: Topic, numbers: Sequence[int]) -> None:
     fs, layout = store.fs, store.layout
     fs.mkdir(layout.topic_state(topic.id))
     fs.fsync_dir(layout.state)
-    empty = encode_state(EMPTY)
-    replace_files(fs, {layout.partition_state(topic.id, number): empty for number in numbers})
+    paths = [layout.partition_state(topic.id, number) for number in numbers]
+    replace_files(fs, {path: encode_state(EMPTY, owner_of(path)) for path in paths})
     drafts = {layout.work("partition"): layout.partition(topic.partition(number)) for number in numbers}
     for draft in drafts:
         begin_directory(fs, draft, topic.id)

@@ -162,7 +162,7 @@ def make_store(root: Path, rng: random.Random) -> dict[str, bool]:
 
 def write_transactions(store: LogStore, rng: random.Random) -> None:
     """A topic as a broker leaves it: idempotent producers, transactions that committed, aborted or are open."""
-    topic = store.create_topic("txn", configs={"segment.bytes": rng.choice((600, 1500)), "retention.ms": -1})
+    topic = store.create_topic("txn", configs={"segment.bytes": rng.choice((900, 1500)), "retention.ms": -1})
     sequences, open_ = dict.fromkeys(range(1, 5), 0), set()
     with store.writing(topic, 0, what="test") as log:
         for _ in range(rng.randrange(15, 40)):
