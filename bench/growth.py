@@ -169,7 +169,7 @@ def _wide(path: Path, size: int) -> Iterator[Result]:
         first = _timed(lambda: store.append("wide", _rows(size, size)))
         batches = [_timed(lambda: store.append("wide", _rows(size, size))) for _ in range(3)]
         few = [_timed(lambda: store.append("wide", _rows(size, 10))) for _ in range(5)]
-        idle = _timed(lambda: compact(None, store, retention=False)), _timed(lambda: compact(None, store))
+        idle = _timed(lambda: compact(store, retention=False)), _timed(lambda: compact(store))
         retained = _timed(lambda: retain_all(store, None, None, store.clock.now_ms(), Report("r", "local", 0)))
         planned = _timed(lambda: plan(store, estimate=False))
         files = len(os.listdir("/proc/self/fd"))
@@ -219,8 +219,8 @@ def _long(path: Path, size: int) -> Iterator[Result]:
         )
         appended = _timed(lambda: store.append("long", rows))
         planned = _timed(lambda: plan(store, estimate=False))
-        first = _timed(lambda: compact(None, store, retention=False))
-        again = _timed(lambda: compact(None, store, retention=False))
+        first = _timed(lambda: compact(store, retention=False))
+        again = _timed(lambda: compact(store, retention=False))
         copied = _timed(lambda: backup(store, str(path) + "-copy"))
         files = len(os.listdir("/proc/self/fd"))
     name, others = f"{size:,} segments", watch.others_cores

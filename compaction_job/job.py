@@ -189,6 +189,16 @@ def _chosen(
     return list(compacted_partitions(store, topics))
 
 
+def explain(
+    store: str | PathLike[str] | LogStore, *, topics: Sequence[str] | None = None, now_ms: int | None = None
+) -> list[PartitionPlan]:
+    """For each partition why it is due, why not, or when next: `.why` is a sentence. Changes nothing, reads no records.
+
+    Raises UnknownTopic.
+    """
+    return [found for found, _ in plan(store, topics=topics, now_ms=now_ms, estimate=False)]
+
+
 def _wanted(
     topics: Sequence[str] | Mapping[str, Collection[int]] | None, partitions: Sequence[int] | None
 ) -> Callable[[str, int], bool]:
@@ -202,9 +212,9 @@ def _wanted(
 
 
 def compact(
-    spark: SparkSession | None = None,
-    store: str | PathLike[str] | LogStore = "",
+    store: str | PathLike[str] | LogStore,
     *,
+    spark: SparkSession | None = None,
     topics: Sequence[str] | Mapping[str, Collection[int]] | None = None,
     partitions: Sequence[int] | None = None,
     dry_run: bool = False,

@@ -294,8 +294,8 @@ class Scheduler:
 
     def _compact(self) -> list[str]:
         report = compact(
-            self._spark,
             self._store,
+            spark=self._spark,
             scheduled=True,
             retention=False,
             threads=self._threads,

@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("duramen-compaction").getOrCreate()
     try:
         report = compact(
-            spark,
             options.store,
+            spark=spark,
             topics=read(options.only) if options.only else options.topics,
             partitions=options.partitions,
             force=options.force,

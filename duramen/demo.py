@@ -175,7 +175,7 @@ def _compact_now(folder: str) -> Pass:
     from compaction_job import compact, plan
 
     store = os.path.join(folder, "store")
-    report = compact(None, store)
+    report = compact(store)
     return report, {each.name: each.cleanable.ratio for each, _ in plan(store, estimate=False)}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from streaming import LogSink
+from duramen import LogSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +68,7 @@ def main(store: str, table: str, checkpoint: str) -> None:
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    from streaming import restore_state
+    from duramen import restore_state
 
     builder = (
         SparkSession.builder.appName("delta-changes")

@@ -332,8 +332,8 @@ def compact(
         with spark_session(engine) as spark, told_to_stop() as stopping, _shown() as progress:
             _cancel_with(stopping, spark)
             report = run_job(
-                spark,
                 store,
+                spark=spark,
                 topics=topic,
                 partitions=partition,
                 dry_run=dry_run,

@@ -401,13 +401,16 @@ class LogStore:
         topic.partition(number)
         return self.ends(topic).high_watermarks[number]
 
-    def reader(self, topic: Topic, number: int, *, end_offset: int = 0) -> PartitionReader:
+    def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader:
         """A reader of the partition, for as long as the store is open; it blocks nobody.
 
         `end_offset` is how far it may read in any case, as `visibility.visible_ends` said of several topics.
+
+            for record in store.reader("orders", 0).records(0): …
         """
         from logstore.partition.reader import PartitionReader
 
+        topic = self.topic(topic) if isinstance(topic, str) else topic
         partition = topic.partition(number)
         return PartitionReader(
             self.layout.partition(partition),
@@ -659,6 +662,33 @@ class LogStore:
         assert self._own_flush is not None
         self._own_flush.appended(committed)
         return committed
+
+    def restore(
+        self,
+        topic: str,
+        *,
+        as_of_offsets: Mapping[int, int] | None = None,
+        as_of_timestamp_ms: int | None = None,
+        since_offsets: Mapping[int, int] | None = None,
+        tombstones: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
+
+        `restore_state` does the same with Spark, and says more of `since_offsets`.
+        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
+
+            for batch in store.restore("accounts", as_of_timestamp_ms=1_700_000_000_000): …
+        """
+        from logstore.store.restore import plan_restore, restore
+
+        plan = plan_restore(
+            self,
+            topic,
+            as_of_offsets=as_of_offsets,
+            as_of_timestamp_ms=as_of_timestamp_ms,
+            since_offsets=since_offsets,
+        )
+        return restore(self, plan, tombstones=tombstones)
 
     def follow(
         self,

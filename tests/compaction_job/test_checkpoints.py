@@ -54,7 +54,7 @@ def test_a_new_store_has_all_four(store: LogStore) -> None:
 
 
 def by_python(store: LogStore) -> None:
-    assert not compact(None, store).problems
+    assert not compact(store).problems
 
 
 def by_the_daemon(store: LogStore) -> None:
@@ -64,7 +64,7 @@ def by_the_daemon(store: LogStore) -> None:
 
 
 def by_the_retention_job(store: LogStore) -> None:
-    compact(None, store, retention=False)
+    compact(store, retention=False)
     for name in FILES:
         os.unlink(os.path.join(store.layout.logs, name))
     assert retention.main(["--store", store.path]) == 0
@@ -87,7 +87,7 @@ def test_every_run_leaves_them_as_the_state_is(store: LogStore, run: Callable[[L
 
 def test_a_dry_run_leaves_them_alone(store: LogStore) -> None:
     fill(store)
-    compact(None, store, dry_run=True)
+    compact(store, dry_run=True)
     assert entries(store)["replication"] == {}
 
 

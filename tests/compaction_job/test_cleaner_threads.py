@@ -74,7 +74,6 @@ def test_one_thread_means_one(tmp_path: Path) -> None:
         fill(store, 20_000, partitions=3)
         watch = Watch()
         report = compact(
-            None,
             store,
             force=True,
             roll_active=True,
@@ -105,14 +104,14 @@ def test_advice_that_is_followed_makes_the_pass_work(tmp_path: Path) -> None:
     settings = "log.cleaner.threads = {}\nlog.cleaner.dedupe.buffer.size = {}\n"
     with opened(tmp_path / "store", settings.format(2, present)) as store:
         fill(store, 130_000, partitions=2, turns=1)
-        compact(None, store, roll_active=True, dry_run=True)
+        compact(store, roll_active=True, dry_run=True)
         planned = [estimate for _, estimate in plan(store, force=True) if estimate is not None]
     shutil.copytree(tmp_path / "store", tmp_path / "more memory")
     shutil.copytree(tmp_path / "store", tmp_path / "fewer threads")
 
     def run(root: Path) -> list[tuple[bool, int | None, int | None]]:
         with LogStore(root, clock=ManualClock(NOW_MS)) as store:
-            report = compact(None, store, force=True, roll_active=True)
+            report = compact(store, force=True, roll_active=True)
             assert len(report.done) == 2
             found = [run.report for run in report.done if run.report is not None]
             return [(each.map_full, each.map_buffer_wanted, each.map_threads_wanted) for each in found]
@@ -146,7 +145,7 @@ def test_an_imported_log_without_transactions_is_recognised(tmp_path: Path, tran
         topic = store.topic("t")
         assert store.partition_state(topic, 0).transactions, "nobody has looked yet"
         for _ in range(2):  # the second pass looks at what is new only
-            assert len(compact(None, store, force=True, threads=2).done) == 1
+            assert len(compact(store, force=True, threads=2).done) == 1
             assert store.partition_state(topic, 0).clean_part_plain is not transactions
 
 

@@ -86,7 +86,7 @@ def ledger(store: LogStore) -> Ledger:
 def test_a_run_leaves_a_receipt_and_true_counts(store: LogStore) -> None:
     topic(store, partitions=2)
     written = fill(store, random.Random(1), batches=20)
-    report = compact(None, store)
+    report = compact(store)
     assert [run.result for run in report.runs] == ["done", "done"]
     assert state_of(store) == live(written)
     rows = [row for row in ledger(store).runs() if row.kind == "compaction"]
@@ -119,7 +119,7 @@ def test_a_dry_run_and_a_plan_change_nothing(store: LogStore, tmp_path: Path) ->
     topic(store)
     fill(store, random.Random(2))
     before = _everything(tmp_path)
-    report = compact(None, store, dry_run=True)
+    report = compact(store, dry_run=True)
     assert [run.reason for run in report.runs] == ["dry run; " + report.plans[0].why]
     ((found, guess),) = plan(store)
     assert found.is_due
@@ -151,10 +151,10 @@ def test_estimates_are_near_the_receipts(store: LogStore, seed: int) -> None:
                 keys=rng.choice([3, 30, 300, 3000]),
                 tombstones=rng.choice([0, 0.5]),
             )
-            compact(None, store, topics=[name])
+            compact(store, topics=[name])
         fill(store, rng, name, batches=rng.randrange(3, 15), keys=rng.choice([3, 30, 300]))
         ((_, guess),) = plan(store, topics=[name], force=True)
-        (run,) = compact(None, store, topics=[name], force=True).runs
+        (run,) = compact(store, topics=[name], force=True).runs
         if run.report is None:
             near += guess is None
             continue
@@ -188,7 +188,7 @@ def test_a_failing_partition_is_set_aside_and_stops_nobody(store: LogStore, cloc
     data = bytearray(victim.read_bytes())
     data[80] ^= 1
     victim.write_bytes(data)
-    report = compact(None, store)
+    report = compact(store)
     results = {run.plan.topic: run for run in report.runs}
     assert results["good"].result == "done"
     assert state_of(store, "good") == live(written)
@@ -197,11 +197,11 @@ def test_a_failing_partition_is_set_aside_and_stops_nobody(store: LogStore, cloc
     assert [each.partition.topic for each in report.retained] == ["bad"], "its own retention goes on"
     assert bytes(data) == victim.read_bytes(), "and it is left untouched"
     # set aside: not tried again before its time, and explained
-    again = {run.plan.topic: run for run in compact(None, store).runs}
+    again = {run.plan.topic: run for run in compact(store).runs}
     assert again["bad"].result == "skipped"
     assert "set aside after 1 failures" in again["bad"].reason
     clock.advance(store.broker_config.duramen_cleaner_retry_ms + 1)
-    third = {run.plan.topic: run for run in compact(None, store).runs}
+    third = {run.plan.topic: run for run in compact(store).runs}
     assert third["bad"].result == "failed"
     ((_, _), *_) = plan(store)
     aside = next(found.set_aside for found, _ in plan(store) if found.topic == "bad")
@@ -211,7 +211,7 @@ def test_a_failing_partition_is_set_aside_and_stops_nobody(store: LogStore, cloc
     data[80] ^= 1
     victim.write_bytes(data)
     clock.advance(DAY_MS)
-    assert {run.plan.topic: run.result for run in compact(None, store).runs}["bad"] == "done"
+    assert {run.plan.topic: run.result for run in compact(store).runs}["bad"] == "done"
 
 
 def test_the_latest_by_max_lag_goes_first(store: LogStore, clock: ManualClock) -> None:
@@ -222,7 +222,7 @@ def test_the_latest_by_max_lag_goes_first(store: LogStore, clock: ManualClock) -
     for name in ("dirty", "late", "later"):
         fill(store, rng, name)
     clock.advance(5000)
-    report = compact(None, store, threads=1)
+    report = compact(store, threads=1)
     assert [run.plan.topic for run in report.runs] == ["later", "late", "dirty"]
     assert [run.plan.cleanable.late_ms for run in report.runs][:2] == [4500, 4000]
     rows = [json.loads(row.details)["late_ms"] for row in ledger(store).runs() if row.kind == "compaction"]
@@ -232,11 +232,11 @@ def test_the_latest_by_max_lag_goes_first(store: LogStore, clock: ManualClock) -
 def test_an_idle_active_segment_that_is_due_is_rolled(store: LogStore, clock: ManualClock) -> None:
     topic(store, segment_bytes=1 << 20, segment_ms=DAY_MS)
     written = fill(store, random.Random(6))
-    (run,) = compact(None, store).runs
+    (run,) = compact(store).runs
     assert (run.result, run.rolled) == ("skipped", False)
     assert "active segment" in run.reason
     clock.advance(2 * DAY_MS)
-    (run,) = compact(None, store).runs
+    (run,) = compact(store).runs
     assert (run.result, run.rolled) == ("done", True)
     assert state_of(store) == live(written)
     assert run.report is not None
@@ -247,10 +247,10 @@ def test_pause_resume_and_the_stores_switch(store: LogStore) -> None:
     topic(store)
     fill(store, random.Random(7))
     store.alter_topic("t", configs={"duramen.compaction.paused": True})
-    (run,) = compact(None, store).runs
+    (run,) = compact(store).runs
     assert (run.result, run.reason) == ("skipped", "paused; `duramen resume` lets it go on")
     store.alter_topic("t", unset=["duramen.compaction.paused"])
-    (run,) = compact(None, store).runs
+    (run,) = compact(store).runs
     assert run.result == "done"
 
 
@@ -260,24 +260,24 @@ def test_the_stores_switch_stops_scheduled_runs_only(tmp_path: Path) -> None:
     store = LogStore(tmp_path / "store")
     topic(store)
     fill(store, random.Random(8))
-    assert compact(None, store, scheduled=True).runs == []
-    assert [run.result for run in compact(None, store).runs] == ["done"]
+    assert compact(store, scheduled=True).runs == []
+    assert [run.result for run in compact(store).runs] == ["done"]
 
 
 def test_names_that_do_not_fit(store: LogStore) -> None:
     topic(store, "events", cleanup_policy="delete")
     with pytest.raises(NotCompacted, match="events is not compacted"):
-        compact(None, store, topics=["events"])
+        compact(store, topics=["events"])
     with pytest.raises(UnknownTopic):
-        compact(None, store, topics=["nobody"])
+        compact(store, topics=["nobody"])
 
 
 def test_the_same_airflow_run_changes_no_file(store: LogStore, tmp_path: Path) -> None:
     topic(store, partitions=2)
     fill(store, random.Random(9))
-    compact(None, store, airflow_run_id="manual__1")
+    compact(store, airflow_run_id="manual__1")
     before = _everything(tmp_path)
-    report = compact(None, store, airflow_run_id="manual__1", force=True)
+    report = compact(store, airflow_run_id="manual__1", force=True)
     assert {run.reason for run in report.runs} == {"done already under this Airflow run id"}
     assert _everything(tmp_path) == before
 
@@ -294,7 +294,7 @@ def test_runs_that_were_killed_are_closed_and_swept(store: LogStore) -> None:
     folder = os.path.join(store.layout.staging, "0123456789abcdef0123456789abcdef-run")
     os.mkdir(folder)
     Path(folder, "00000000000000000000.log.cleaned").write_bytes(b"half")
-    report = compact(None, store)
+    report = compact(store)
     assert report.abandoned == ["killed-t-0"]
     assert not os.path.exists(folder)
     assert [run.result for run in report.runs] == ["done"]
@@ -316,7 +316,7 @@ def test_a_map_that_is_too_small_says_which_would_do(tmp_path: Path) -> None:
     assert guess.map_full
     passes = 0
     while True:
-        (run,) = compact(None, store, force=True, threads=1).runs
+        (run,) = compact(store, force=True, threads=1).runs
         assert run.report is not None
         assert state_of(store) == live(written)
         passes += 1

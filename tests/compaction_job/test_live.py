@@ -112,7 +112,7 @@ def test_readers_of_a_thousand_segments_see_every_swap_as_nothing(tmp_path: Path
 
     def compacting() -> None:
         append(store, 5)
-        report = compact(None, store, force=True, roll_active=True, threads=1, retention=False)
+        report = compact(store, force=True, roll_active=True, threads=1, retention=False)
         assert not report.failed, report.failed[0].reason
         swaps[0] += sum(run.report.groups_changed for run in report.done if run.report)
 
@@ -157,7 +157,7 @@ def test_a_restore_during_forced_passes_is_right(tmp_path: Path) -> None:
 
     def compacting() -> None:
         with LogStore(tmp_path / "store") as mine:
-            report = compact(None, mine, force=True, roll_active=True, threads=2, retention=False)
+            report = compact(mine, force=True, roll_active=True, threads=2, retention=False)
             assert not report.failed, report.failed[0].reason
             passes[0] += len(report.done)
 
@@ -185,7 +185,7 @@ from compaction_job import compact
 from logstore.store.store import LogStore
 while True:
     with LogStore(sys.argv[1]) as store:
-        compact(None, store, force=True, roll_active=True, retention=False)
+        compact(store, force=True, roll_active=True, retention=False)
         print("pass", flush=True)
 """
 
@@ -207,7 +207,7 @@ def test_processes_that_are_killed_leave_no_key_lost_or_returned(tmp_path: Path,
         end = store.high_watermark(store.topic("t"), 0)
         found = {r.key: r.value for r in store.reader(store.topic("t"), 0).records(0)}
         assert {key: value for key, value in found.items() if value is not None} == state_at(end)
-    report = compact(None, store, force=True, roll_active=True)
+    report = compact(store, force=True, roll_active=True)
     assert not report.failed
     runs = [run.result for run in Ledger(store.layout.ledger).runs() if run.kind == "compaction"]
     assert "running" not in runs
@@ -227,7 +227,7 @@ def test_the_throttle_is_kept(tmp_path: Path, tasks: int) -> None:
     for _ in range(6):
         rows = [(b"k%d" % rng.randrange(5000), rng.randbytes(100)) for _ in range(5000)]
         store.append("t", pa.table({"key": [k for k, _ in rows], "value": [v for _, v in rows]}))
-    report = compact(None, store, force=True, roll_active=True, threads=tasks, retention=False)
+    report = compact(store, force=True, roll_active=True, threads=tasks, retention=False)
     moved = sum(run.report.read_bytes + run.report.written_bytes for run in report.done if run.report)
     seconds = max(run.report.seconds for run in report.done if run.report)
     assert len(report.done) == tasks

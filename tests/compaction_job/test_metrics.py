@@ -62,7 +62,7 @@ def test_a_scrape_says_what_the_ledger_and_the_logs_say(store_path: Path) -> Non
         assert of(before, "duramen_append_batches_total", result="committed") == 10
         assert of(before, "duramen_compaction_runs_total", result="done") == 0
 
-        report = compact(None, store, roll_active=True)
+        report = compact(store, roll_active=True)
         after = scraped(collector)
         receipts = [run.report for run in report.done if run.report is not None]
         assert of(after, "duramen_compaction_runs_total", result="done") == len(receipts) == 2
@@ -94,7 +94,7 @@ def test_failures_and_killed_runs_are_counted_once(flushed: Path) -> None:
         data = bytearray(path.read_bytes())
         data[90] ^= 0xFF
         path.write_bytes(data)
-        compact(None, store)
+        compact(store)
         Ledger(store.layout.ledger).record_run(
             RunRow("killed", "compaction", topic.id, topic.name, 0, started_ms=1, result="running")
         )
@@ -103,7 +103,7 @@ def test_failures_and_killed_runs_are_counted_once(flushed: Path) -> None:
         assert results == {"done": 1, "failed": 1}
         assert of(samples, "duramen_compaction_runs_total", result="abandoned") == 0
         assert of(samples, "duramen_uncleanable_partitions") == 1
-        compact(None, store)
+        compact(store)
         assert of(scraped(collector), "duramen_compaction_runs_total", result="abandoned") == 1
         assert scraped(collector) == pytest.approx(scraped(StoreCollector(store)), rel=0.1)
 

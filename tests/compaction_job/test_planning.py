@@ -39,7 +39,7 @@ def test_due_partitions_are_listed_and_nothing_is_changed(store_path: Path, caps
 
 
 def test_a_ratio_stands_in_for_the_topics_own(store_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compact(None, store_path)
+    compact(store_path)
     with LogStore(store_path) as store:
         now_ms = store.clock.now_ms()
         store.append("accounts", table_of([Record(b"key-%d" % at, bytes(100), now_ms) for at in range(80)]))
@@ -59,7 +59,7 @@ def test_what_failed_is_left_alone_until_it_is_forced(flushed: Path, capsys: pyt
     data = bytearray(damaged.read_bytes())
     data[17] ^= 1  # the first batch's CRC
     damaged.write_bytes(data)
-    report = compact(None, store_path)
+    report = compact(store_path)
     assert [(run.plan.topic, run.plan.partition) for run in report.failed] == [("accounts", 0)]
     document = planned(capsys, store_path)
     aside = [each["why"] for each in document["not_due"] if each["partition"] == 0]

@@ -43,7 +43,7 @@ def test_topics_that_are_not_compacted_are_retained_once(store_path: Path, capsy
 
 
 def test_what_compaction_replaced_goes_when_its_delay_is_over(store_path: Path) -> None:
-    compact(None, store_path, retention=False)
+    compact(store_path, retention=False)
     waiting = list((store_path / "logs").rglob("*.deleted"))
     assert waiting
     assert main(["--store", str(store_path)]) == 0

@@ -68,7 +68,7 @@ def test_a_run_over_some_partitions_of_each_topic_leaves_the_others_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with filled(tmp_path / "store", 2) as store:
-        report = compact(None, store, topics={"t0": {0, 2}, "t1": {1}}, airflow_run_id="one")
+        report = compact(store, topics={"t0": {0, 2}, "t1": {1}}, airflow_run_id="one")
         assert sorted((run.plan.topic, run.plan.partition) for run in report.runs) == [("t0", 0), ("t0", 2), ("t1", 1)]
         done = {(run.plan.topic, run.plan.partition) for run in report.done}
     assert outcomes(["--store", str(tmp_path / "store"), "--airflow-run-id", "one"]) == 0

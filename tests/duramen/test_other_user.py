@@ -34,7 +34,7 @@ with LogStore(os.path.join(root, "deep", "store"), create=True) as store:
     store.create_topic("t", configs={"cleanup.policy": "compact", "segment.bytes": 200})
     for number in range(6):
         store.append("t", [Record(b"k%d" % (number % 2), b"v%d" % number)])
-    compact(None, store, force=True, roll_active=True)
+    compact(store, force=True, roll_active=True)
     store.project_checkpoints()
     backup(store, os.path.join(root, "deep", "backup"))
 """

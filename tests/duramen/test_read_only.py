@@ -80,7 +80,7 @@ def make(path: Path) -> None:
         store.create_topic("t", partitions=2, configs={"cleanup.policy": "compact", "segment.bytes": 200})
         for number in range(8):
             store.append("t", [Record(b"k%d" % (number % 3), b"v%d" % number, timestamp_ms=1_600_000_000_000)])
-        compact(None, store, force=True, roll_active=True)
+        compact(store, force=True, roll_active=True)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_a_reader_without_a_lock_survives_compaction_by_others(place: Path) -> N
         store.alter_topic("t", configs={"file.delete.delay.ms": 0})
         for number in range(6):
             store.append("t", [Record(b"k%d" % (number % 3), b"w%d" % number, timestamp_ms=1_600_000_000_000)])
-        compact(None, store, force=True, roll_active=True)
+        compact(store, force=True, roll_active=True)
         now = {each.key: each.value for each in consumed(store)}
     with only_reading(path):
         assert {each.key: each.value for each in consumed(reading)} == now

@@ -186,7 +186,7 @@ def test_three_at_once_never_touch_a_partition_twice_and_say_what_they_skip(acco
     reports: list[Report] = []
 
     def job() -> None:
-        reports.append(compact(None, accounts, threads=1, stopping=stopping.is_set))
+        reports.append(compact(accounts, threads=1, stopping=stopping.is_set))
 
     thread = threading.Thread(target=job)
     with process(accounts, "compact", "--threads", "1") as person:

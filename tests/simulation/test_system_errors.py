@@ -120,7 +120,7 @@ def do_read(case: Case) -> None:
 
 def do_compact(case: Case) -> None:
     with case.store() as store:
-        report = compact(None, store, force=True, roll_active=True, retention=False, threads=1, now_ms=NOW_MS + 60_000)
+        report = compact(store, force=True, roll_active=True, retention=False, threads=1, now_ms=NOW_MS + 60_000)
         if case.fs.failed is None:
             assert not report.failed
             assert not report.problems

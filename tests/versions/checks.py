@@ -160,7 +160,7 @@ class Checks:
 
     def compaction(self) -> Any:
         with LogStore(self.store) as store:
-            compact(self.spark, store, topics=["copied"], roll_active=True, force=True)
+            compact(store, spark=self.spark, topics=["copied"], roll_active=True, force=True)
         return self.read("copied").count()
 
     def delta(self) -> Any:

@@ -175,7 +175,7 @@ from logstore.store.store import LogStore
 with LogStore(sys.argv[1]) as store:
     topic = store.topic("wide")
     plan(store)
-    report = compact(None, store, force=True, roll_active=False)
+    report = compact(store, force=True, roll_active=False)
     assert not report.problems and not report.failed, report
     backup(store, sys.argv[2])
     assert not any(found.found_damage for found in recover(store, topic))

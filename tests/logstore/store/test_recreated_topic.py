@@ -115,7 +115,7 @@ class Trial:
     def sweep(self, store: LogStore, rng: random.Random) -> None:
         store.sweep()
         Committer(store).sweep()
-        compact(None, store, force=True, roll_active=rng.random() < 0.5)
+        compact(store, force=True, roll_active=rng.random() < 0.5)
 
     def recreate(self, store: LogStore, rng: random.Random) -> None:
         time.sleep(rng.uniform(0, 0.3))

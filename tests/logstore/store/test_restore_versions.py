@@ -128,7 +128,7 @@ def test_a_restore_finds_what_compaction_leaves(
         assert (found.partition, found.record) == (partition, record)
 
     store.alter_topic("t", configs={"cleanup.policy": "compact"})
-    compact(None, store, force=True, roll_active=True)
+    compact(store, force=True, roll_active=True)
     assert len(everything(store)) < len(records)
     assert restored(store) == values(expected)
     assert {key: latest_of_key(store, topic, key).record.offset for key in expected} == {  # type: ignore[union-attr]

@@ -101,7 +101,7 @@ def test_a_clock_ahead_by_days_deletes_nothing_by_time(tmp_path: Path) -> None:
         before = values_of(store)
     with open_as(root, 10 * DAY_MS) as store:
         for _ in range(2):
-            report = compact(None, store, force=True, roll_active=True)
+            report = compact(store, force=True, roll_active=True)
         assert not report.problems
         assert any("240.0 hours ahead" in note for note in report.notes)
         assert abs(report.now_ms - SYSTEM_CLOCK.now_ms()) < AGREES_MS
@@ -118,9 +118,9 @@ def test_a_clock_behind_by_days_writes_no_record_that_is_old_and_no_early_horizo
         for name in ("t", "stamped"):
             store.append(name, [Record(b"a", b"1"), Record(b"gone", b"2")])
             store.append(name, [Record(b"gone", None)])
-        compact(None, store, force=True, roll_active=True)
+        compact(store, force=True, roll_active=True)
     with LogStore(root) as store:
-        compact(None, store, force=True, roll_active=True)
+        compact(store, force=True, roll_active=True)
         for name in ("t", "stamped"):
             assert sorted(values_of(store, name), key=str) == [None, b"1"]
         assert doubt_of(store.clock) is None
@@ -157,17 +157,17 @@ def test_a_jump_of_the_whole_machine_is_doubted_for_a_day_and_then_believed(
         for number in range(5):
             store.append("t", [Record(b"k", b"v%d" % number)])
         clock.off_ms = 10 * DAY_MS
-        compact(None, store)
+        compact(store)
         assert len(values_of(store)) == 5
     with LogStore(root, fs=files, clock=clock) as store:  # another process finds the sighting
-        report = compact(None, store)
+        report = compact(store)
         assert any("ahead" in note for note in report.notes)
         assert len(values_of(store)) == 5
     up = module.uptime_ms
     monkeypatch.setattr(module, "uptime_ms", lambda: up() + DOUBTED_MS + 1000)
     clock.off_ms += DOUBTED_MS
     with LogStore(root, fs=files, clock=clock) as store:
-        report = compact(None, store)
+        report = compact(store)
         assert report.notes == []
         assert len(values_of(store)) == 0
 
@@ -256,7 +256,7 @@ def test_random_clocks_of_several_processes_lose_nothing_and_keep_nothing_for_ev
                     written[value] = SYSTEM_CLOCK.now_ms() - age_ms
                     store.append("c", [Record(b"%d" % rng.randrange(4), None if rng.random() < 0.3 else value)])
                 else:
-                    compact(None, store, force=rng.random() < 0.5, roll_active=rng.random() < 0.5)
+                    compact(store, force=rng.random() < 0.5, roll_active=rng.random() < 0.5)
                     Committer(store).sweep()
                     store.sweep()
             assert values_of(stores[0]) == list(written)
@@ -267,7 +267,7 @@ def test_random_clocks_of_several_processes_lose_nothing_and_keep_nothing_for_ev
             stores[0].append("old", [Record(b"k", b"old", timestamp_ms=SYSTEM_CLOCK.now_ms() - 3 * DAY_MS)])
             stores[0].append("old", [Record(b"k", b"x" * 75)])
             clocks[1].off_ms = -30 * DAY_MS
-            compact(None, stores[1])
+            compact(stores[1])
             assert stores[0].partition_state(topic, 0).log_start_offset == 1
         finally:
             for store in stores:

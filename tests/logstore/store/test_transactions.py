@@ -81,11 +81,11 @@ def test_aborting_them_lets_readers_and_appends_go_on(store: LogStore) -> None:
 def test_compaction_goes_on_and_removes_what_was_aborted(store: LogStore) -> None:
     from compaction_job import compact
 
-    (held,) = compact(None, store, force=True, roll_active=True).runs
+    (held,) = compact(store, force=True, roll_active=True).runs
     assert held.plan.cleanable.first_uncleanable_offset <= 10
     for producer_id in (8, 7):  # in any order
         abort_transaction(store, "t", 0, producer_id)
-    (run,) = compact(None, store, force=True, roll_active=True).done
+    (run,) = compact(store, force=True, roll_active=True).done
     assert run.report is not None
     assert run.report.removed["aborted"] == 10
     assert committed(store) == [*range(10), *range(20, 30)]
