@@ -34,6 +34,7 @@ from logstore.store.plan import Plan, read_plan
 from logstore.store.registry import Topic
 from logstore.store.staging import StagedReader
 from logstore.store.store import LogStore
+from logstore.store.topic_repair import rebuilt_state
 
 if TYPE_CHECKING:
     from logstore.ledger import CommitRow
@@ -104,6 +105,8 @@ def _partition(
     if has_wrong_list(found):
         notes.append("state file rebuilt: its segment list is not this partition's")
         found = replace(found, state=None)
+    if found.state is None and dry_run and store.fs.exists(directory):
+        return replace(found, state=rebuilt_state(store, topic, topic.partition(number)))  # as a repair would write it
     if found.state is None:
         documents = [read_reason(store.fs, folder) for folder in folders(store.fs, directory)]
         found = replace(found, known_losses=reasons(data for data in documents if data is not None))

@@ -379,25 +379,33 @@ def _repair_state(
         state = None
     if state is not None or not store.fs.exists(store.layout.partition(partition)):
         return state
-    log_start, first_dirty = _checkpointed(store, topic, partition)
-    if log_start:
-        done.append(f"the log start {log_start} is from Kafka's checkpoint; what was deleted since may be back")
+    state = rebuilt_state(store, topic, partition)
+    if state.log_start_offset:
+        done.append(
+            f"the log start {state.log_start_offset} is from Kafka's checkpoint; what was deleted since may be back"
+        )
     elif segments_at(store.fs, store.layout.partition(partition)):
         done.append("the log start is not known; what was deleted in front of it may be back")
-    # The log's own opening takes the rest from here. Of all but its last segment anything may have been compacted away.
-    last_base = max(segments_at(store.fs, store.layout.partition(partition)), default=0)
-    noted = (read_reason(store.fs, folder) for folder in folders(store.fs, store.layout.partition(partition)))
-    state = PartitionState(
-        log_start_offset=log_start,
-        first_dirty_offset=first_dirty,
-        thinned_offset=max(first_dirty, last_base),
-        losses=reasons(data for data in noted if data is not None),
-    )
     if not dry_run:
         store.fs.mkdir(store.layout.topic_state(topic.id))
         write_state(store.fs, path, state)
     done.append("the segment list was missing or damaged, and is made again from the directory")
     return state
+
+
+def rebuilt_state(store: LogStore, topic: Topic, partition: TopicPartition) -> PartitionState:
+    """What is known of a partition whose list is lost, without segments: the log's own opening finds those."""
+    directory = store.layout.partition(partition)
+    log_start, first_dirty = _checkpointed(store, topic, partition)
+    # Of all but its last segment anything may have been compacted away.
+    last_base = max(segments_at(store.fs, directory), default=0)
+    noted = (read_reason(store.fs, folder) for folder in folders(store.fs, directory))
+    return PartitionState(
+        log_start_offset=log_start,
+        first_dirty_offset=first_dirty,
+        thinned_offset=max(first_dirty, last_base),
+        losses=reasons(data for data in noted if data is not None),
+    )
 
 
 def _is_of_another(store: LogStore, topic: Topic, partition: TopicPartition, state: PartitionState) -> bool:

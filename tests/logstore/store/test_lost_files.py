@@ -234,6 +234,23 @@ def test_swapped_metadata_costs_a_damaged_log_no_more_than_its_damage(
     assert len(read_all(store, "other")[0]) == 5
 
 
+def test_a_dry_run_without_a_segment_list_says_what_the_recovery_does(
+    store: LogStore, orders: Topic, root: Path
+) -> None:
+    Committer(store).flush(orders)
+    (root / "state" / orders.id / "0").write_bytes(b"")
+    first = min((root / "logs" / "orders-0").glob("*.log"))
+    os.truncate(first, first.stat().st_size - 3)
+
+    def told(dry_run: bool) -> list[tuple[int, int, bool]]:
+        losses = [loss for report in recover(store, orders, dry_run=dry_run) for loss in report.losses]
+        return [(loss.base_offset, loss.end_offset, loss.at_most) for loss in losses]
+
+    planned = told(dry_run=True)
+    assert planned
+    assert told(dry_run=False) == planned
+
+
 class Unreadable(OsFileSystem):
     """Every read of a file with that ending fails, as it does when a process has no descriptors left."""
 
