@@ -132,15 +132,20 @@ class PartitionState:
         )
 
 
-def owner_of(path: str) -> str | None:
-    """Whose list a file is, by its place: the folder of a topic's id, and the partition. None: it lies elsewhere."""
-    folder, number = os.path.split(path)
-    topic_id = os.path.basename(folder)
+def topic_id_of(path: str) -> str | None:
+    """The id of the topic in whose folder a file of the state lies; None: it lies elsewhere."""
+    name = os.path.basename(os.path.dirname(path))
     try:
-        parse_uuid(topic_id)
+        parse_uuid(name)
     except ValueError:
         return None
-    return f"{topic_id}/{number}"
+    return name
+
+
+def owner_of(path: str) -> str | None:
+    """Whose list a file is, by its place: the topic's id and the partition. None: it lies elsewhere."""
+    topic_id = topic_id_of(path)
+    return None if topic_id is None else f"{topic_id}/{os.path.basename(path)}"
 
 
 def encode_state(state: PartitionState, owner: str | None = None) -> bytes:

@@ -7,13 +7,13 @@ published themselves; see `visibility`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.partition.state import topic_id_of
 from logstore.store.sealed import (
     Parsed,
     read_sealed,
@@ -23,7 +23,6 @@ from logstore.store.sealed import (
     whole_numbers,
     write_sealed,
 )
-from logstore.topic import parse_uuid
 
 VERSION = 1
 
@@ -148,19 +147,9 @@ def _parse(data: bytes, path: str) -> TopicEnds:
     return ends
 
 
-def _owner(path: str) -> str | None:
-    """The id of the topic in whose folder the file lies; None: it lies elsewhere."""
-    name = os.path.basename(os.path.dirname(path))
-    try:
-        parse_uuid(name)
-    except ValueError:
-        return None
-    return name
-
-
 def _check_owner(document: Mapping[str, object], path: str) -> None:
     """The ends of another topic would hide records, or cut them."""
-    named, owner = document.get("topic_id"), _owner(path)  # older releases did not write it
+    named, owner = document.get("topic_id"), topic_id_of(path)  # older releases did not write it
     if named is not None and owner is not None and named != owner:
         raise CorruptState(f"these are the ends of topic id {named}", file=path)
 
@@ -193,7 +182,7 @@ def write_ends(fs: FileSystem, path: str, ends: TopicEnds, *, durable: bool = Tr
         fs,
         path,
         {
-            "topic_id": _owner(path),
+            "topic_id": topic_id_of(path),
             "applied_sequence": ends.applied_sequence,
             "flushed_sequence": ends.flushed_sequence,
             "high_watermarks": list(ends.high_watermarks),

@@ -10,23 +10,11 @@ from collections.abc import Iterator
 
 from logstore.errors import CorruptCheckpoint, CorruptState, UnknownTopic
 from logstore.partition.checkpoint import read_offset_checkpoint
-from logstore.segment.names import (
-    CLEANER_OFFSET_CHECKPOINT,
-    HIGH_WATERMARK_CHECKPOINT,
-    LOG_START_OFFSET_CHECKPOINT,
-    RECOVERY_POINT_CHECKPOINT,
-)
 from logstore.store.finding import Finding
+from logstore.store.projection import checkpoint_entries
 from logstore.store.registry import Topic, read_definition
 from logstore.store.store import LogStore
 from logstore.store.store_report import StoreReport
-
-_CHECKPOINTS = (
-    RECOVERY_POINT_CHECKPOINT,
-    HIGH_WATERMARK_CHECKPOINT,
-    LOG_START_OFFSET_CHECKPOINT,
-    CLEANER_OFFSET_CHECKPOINT,
-)
 
 
 def examine_side_files(store: LogStore) -> StoreReport:
@@ -69,7 +57,7 @@ def _damaged_copies(store: LogStore) -> Iterator[tuple[Topic, Finding]]:
 
 def _damaged_checkpoints(store: LogStore) -> list[Finding]:
     found = []
-    for name in _CHECKPOINTS:
+    for name in checkpoint_entries(()):
         path = os.path.join(store.layout.logs, name)
         try:
             read_offset_checkpoint(store.fs, path, limits=store.limits)
