@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 3 found damage. Nothing here imports 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import sys
@@ -224,7 +223,9 @@ def _hint(error: Exception) -> str | None:
 
 
 def _system_hint(error: OSError) -> str | None:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    from logstore.errors import is_disk_full
+
+    if is_disk_full(error):
         return "Make room on the store's disk and run it again; reading works meanwhile."
     return _SYSTEM_HINTS.get(type(error))
 

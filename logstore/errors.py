@@ -6,6 +6,7 @@ An error says what happened, where (file, position, offset, partition) and, when
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -330,6 +331,11 @@ class MissingBatches(ReplayMismatch):
 
 class DiskFull(DuramenError):
     """There is not enough room for what is about to be written; nothing was changed."""
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether the system had no room, or the user none left of theirs."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class AppendUnfinished(DuramenError):

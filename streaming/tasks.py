@@ -6,7 +6,6 @@ not as a failed task: Spark would run the task again three times for nothing and
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pickle
@@ -19,7 +18,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.errors import DuramenError, UnsuitableFileSystem
+from logstore.errors import DuramenError, UnsuitableFileSystem, is_disk_full
 from logstore.files import OS_FILES
 from logstore.store.apply import apply_partitions
 from logstore.store.committer import disk_full
@@ -91,7 +90,7 @@ def _reported(work: Callable[[], dict[str, object]]) -> Batches:
     except (DuramenError, WideRows) as error:
         report = {"error": pickle.dumps(error).hex()}
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_disk_full(error):
             raise
         report = {"error": pickle.dumps(disk_full(error)).hex()}
     data = zlib.compress(json.dumps(report).encode())

@@ -10,7 +10,6 @@ points.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 import uuid
@@ -35,6 +34,7 @@ from logstore.errors import (
     TopicChanged,
     UnappliablePlan,
     UnknownTopic,
+    is_disk_full,
 )
 from logstore.files import MANY_FILES, check_written, each_side_by_side, read_whole, sync_everything
 from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
@@ -105,7 +105,7 @@ class Staging:
             except OSError as error:
                 with contextlib.suppress(OSError):
                     store.fs.rmdir(self.folder)
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if is_disk_full(error):
                     raise disk_full(error) from error
                 raise
             if plan_id is not None:
@@ -181,7 +181,7 @@ class Committer:
                 staging, files, targets, app, apply_many, dict(timings_ms or {}), engine, stable_offsets
             )
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not staging.decided:
+            if is_disk_full(error) and not staging.decided:
                 raise disk_full(error) from error
             raise
         finally:

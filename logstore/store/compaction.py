@@ -36,7 +36,7 @@ from logstore.cleaner.versions import Order
 from logstore.cleaner.work import Cleaned, CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig, Source
-from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted
+from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted, is_disk_full
 from logstore.ledger import Ledger, RunRow
 from logstore.partition.roll import max_segment_ms
 from logstore.partition.state import PartitionState, SegmentEntry, read_state
@@ -588,9 +588,7 @@ def _compact_locked(context: Context, topic: Topic, number: int, what: str) -> R
 
 
 def _as_ours(error: OSError) -> DuramenError:
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(error):
         return DiskFull(
             f"no space left: {error.strerror}",
             file=error.filename,

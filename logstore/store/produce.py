@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Iterable
 
 import pyarrow as pa
 
-from logstore.errors import CommitConflict, DuramenError, TopicChanged
+from logstore.errors import CommitConflict, DuramenError, TopicChanged, is_disk_full
 from logstore.records.record import Record
 from logstore.store.apps import AppBatch
 from logstore.store.committer import Committed, Committer, Staging, disk_full
@@ -55,7 +54,7 @@ def append_table(
             if attempt + 1 == _ENCODE_TRIES_MAX:
                 raise
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not staging.decided:
+            if is_disk_full(error) and not staging.decided:
                 raise disk_full(error) from error
             raise
         finally:

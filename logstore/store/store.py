@@ -8,7 +8,6 @@ names is never removed: that a file is missing proves nothing.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from logstore.errors import (
     StrayDirectory,
     TopicExists,
     UnknownTopic,
+    is_disk_full,
 )
 from logstore.files import OS_FILES, FileSystem, make_directory, sync_files
 from logstore.limits import DEFAULT_LIMITS, Limits
@@ -961,7 +961,7 @@ def _probe(fs: FileSystem, directory: str) -> None:
     try:
         probe_file_system(fs, directory)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_disk_full(error):
             raise
 
 
