@@ -545,10 +545,12 @@ class _Planner:
         last = self._plan.segments[-1] if self._plan.segments else None
         if last is None:
             if committed > self._start:
+                reason = "no segment is left"
                 known = [(each.base_offset, each.end_offset) for each in self._given.losses]
                 for begin, end in subtract([(self._start, committed)], known):
-                    self._plan.losses += (Loss(begin, end, "no segment is left", self._given.now_ms),)
-                    self._plan.damages.append(Damage(self._given.directory, 0, 0, "no segment is left", begin, end))
+                    at_most = begin < self._given.compacted_offset
+                    self._plan.losses += (Loss(begin, end, reason, self._given.now_ms, at_most),)
+                    self._plan.damages.append(Damage(self._given.directory, 0, 0, reason, begin, end, at_most))
             if committed:
                 self._plan.begin_at = committed
             return

@@ -105,7 +105,7 @@ def _partition(
     if has_wrong_list(found):
         notes.append("state file rebuilt: its segment list is not this partition's")
         found = replace(found, state=None)
-    if found.state is None and dry_run and store.fs.exists(directory):
+    if found.state is None and dry_run:
         return replace(found, state=rebuilt_state(store, topic, topic.partition(number)))  # as a repair would write it
     if found.state is None:
         documents = [read_reason(store.fs, folder) for folder in folders(store.fs, directory)]

@@ -377,19 +377,21 @@ def _repair_state(
         if not dry_run:
             set_aside_file(store, path)
         state = None
-    if state is not None or not store.fs.exists(store.layout.partition(partition)):
-        return state
+    is_there = store.fs.exists(store.layout.partition(partition))
+    if state is not None or not (is_there or _committed_end(store, topic, partition)):
+        return state  # it is there, or the partition was never written
     state = rebuilt_state(store, topic, partition)
     if state.log_start_offset:
         done.append(
             f"the log start {state.log_start_offset} is from Kafka's checkpoint; what was deleted since may be back"
         )
-    elif segments_at(store.fs, store.layout.partition(partition)):
+    elif is_there and segments_at(store.fs, store.layout.partition(partition)):
         done.append("the log start is not known; what was deleted in front of it may be back")
     if not dry_run:
         store.fs.mkdir(store.layout.topic_state(topic.id))
         write_state(store.fs, path, state)
-    done.append("the segment list was missing or damaged, and is made again from the directory")
+    source = "the directory" if is_there else "what is known of its end: its directory is gone, too"
+    done.append(f"the segment list was missing or damaged, and is made again from {source}")
     return state
 
 
@@ -397,8 +399,9 @@ def rebuilt_state(store: LogStore, topic: Topic, partition: TopicPartition) -> P
     """What is known of a partition whose list is lost, without segments: the log's own opening finds those."""
     directory = store.layout.partition(partition)
     log_start, first_dirty = _checkpointed(store, topic, partition)
-    # Of all but its last segment anything may have been compacted away.
-    last_base = max(segments_at(store.fs, directory), default=0)
+    # Of all but its last segment anything may have been compacted away; without one, of all there was.
+    found = segments_at(store.fs, directory) if store.fs.exists(directory) else ()
+    last_base = max(found, default=_committed_end(store, topic, partition))
     noted = (read_reason(store.fs, folder) for folder in folders(store.fs, directory))
     return PartitionState(
         log_start_offset=log_start,
@@ -406,6 +409,13 @@ def rebuilt_state(store: LogStore, topic: Topic, partition: TopicPartition) -> P
         thinned_offset=max(first_dirty, last_base),
         losses=reasons(data for data in noted if data is not None),
     )
+
+
+def _committed_end(store: LogStore, topic: Topic, partition: TopicPartition) -> int:
+    try:
+        return store.ends(topic).high_watermarks[partition.partition]
+    except CorruptState:
+        return 0
 
 
 def _is_of_another(store: LogStore, topic: Topic, partition: TopicPartition, state: PartitionState) -> bool:

@@ -263,6 +263,20 @@ class Unreadable(OsFileSystem):
         return super().open(path, writable=writable, create=create, exclusive=exclusive)
 
 
+def test_without_list_and_directory_the_loss_is_said_as_an_upper_bound(
+    store: LogStore, orders: Topic, root: Path
+) -> None:
+    """What compaction or retention had removed before is not known any more."""
+    shutil.rmtree(root / "logs" / "orders-0")
+    (root / "state" / orders.id / "0").unlink()
+    high_watermark = store.high_watermark(orders, 0)
+    planned = recover(store, orders, dry_run=True)
+    recovered = recover(store, orders)
+    for reports in (planned, recovered):
+        losses = reports[0].losses
+        assert [(each.base_offset, each.end_offset, each.at_most) for each in losses] == [(0, high_watermark, True)]
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES])
 @pytest.mark.parametrize("ending", ["orders.t", "partition.metadata", "ends"])
 def test_an_error_of_the_system_is_no_sign_of_damage(
