@@ -24,9 +24,9 @@ from compaction_job.job import Report, compact, plan, retain_all
 from logstore.ledger import Ledger
 from logstore.ledger.rows import COMMITS, RUNS
 from logstore.ledger.table import Change
-from logstore.store.backup import backup
-from logstore.store.compaction import DONE, KIND
-from logstore.store.store import LogStore
+from logstore.upkeep.backup import backup
+from logstore.compaction.compaction import DONE, KIND
+from logstore.store import LogStore
 
 LEDGER_SIZES = (1_000, 10_000, 100_000)
 PARTITION_SIZES = (100, 1_000, 10_000)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import spark as bench_spark
 from bench.result import Result
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming.sink import LogSink
 
 ROWS, PARTITIONS = 100, 8

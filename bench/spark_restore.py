@@ -9,7 +9,7 @@ from typing import Any
 from bench import spark as bench_spark
 from bench.kafka import broker
 from bench.result import Result
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming.flusher import flush_now
 from streaming.restore import restore_state
 from streaming.sink import LogSink

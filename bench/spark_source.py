@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import spark as bench_spark
 from bench.kafka import broker
 from bench.result import Result
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming.flusher import flush_now
 from streaming.sink import LogSink
 from streaming.source import DuramenSource

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from bench import data, machine
 from bench.result import Result, median
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 RUNS = 7
 LIGHT_S = 0.4  # commands that need no kernel

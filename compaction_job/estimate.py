@@ -19,9 +19,9 @@ from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.records.marks import MARK_ACTION, MARK_KEPT, REBUILD, VERBATIM, Marks
 from logstore.records.table import COUNT, HEADER_BYTES, SIZE, BatchTable
-from logstore.store.compaction import Budget, PartitionPlan, budget_of, map_advice, pass_work
-from logstore.store.registry import Topic
-from logstore.store.store import LogStore
+from logstore.compaction.compaction import Budget, PartitionPlan, budget_of, map_advice, pass_work
+from logstore.topics.registry import Topic
+from logstore.store import LogStore
 
 READ_BYTES_MAX = 256 << 20
 

@@ -25,8 +25,8 @@ from logstore.cleaner.work import Cleaned
 from logstore.config import LogConfig, hold_back
 from logstore.errors import CleaningAborted, DuramenError, LockHeld
 from logstore.ledger import Ledger
-from logstore.store.committer import Committer
-from logstore.store.compaction import (
+from logstore.commit.committer import Committer
+from logstore.compaction.compaction import (
     DONE,
     FAILED,
     SKIPPED,
@@ -45,11 +45,11 @@ from logstore.store.compaction import (
     still_set_aside,
     sweep_runs,
 )
-from logstore.store.maintenance import Retention, flush_before_retention, retain
-from logstore.store.registry import Topic
-from logstore.store.segment_counts import SegmentCounts
-from logstore.store.shared_clock import doubt_of
-from logstore.store.store import LogStore
+from logstore.upkeep.maintenance import Retention, flush_before_retention, retain
+from logstore.topics.registry import Topic
+from logstore.compaction.segment_counts import SegmentCounts
+from logstore.directory.shared_clock import doubt_of
+from logstore.store import LogStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

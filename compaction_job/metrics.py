@@ -29,8 +29,8 @@ from logstore.errors import DuramenError
 from logstore.ledger import Ledger
 from logstore.ledger.receipts import SUMMARY
 from logstore.partition.losses import lost_offsets
-from logstore.partition.state import PartitionState
-from logstore.store.compaction import (
+from logstore.directory.state import PartitionState
+from logstore.compaction.compaction import (
     ABANDONED,
     DONE,
     FAILED,
@@ -41,8 +41,8 @@ from logstore.store.compaction import (
     first_timestamp,
     rules_of,
 )
-from logstore.store.registry import Topic
-from logstore.store.store import LogStore
+from logstore.topics.registry import Topic
+from logstore.store import LogStore
 
 #: results and reasons that are always there, also at 0: a counter that appears late loses its first increase
 RESULTS = (DONE, FAILED, ABANDONED)

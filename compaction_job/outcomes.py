@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from compaction_job.step import run_step, store_parser
 from logstore.ledger import Ledger
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 
 def parser() -> argparse.ArgumentParser:

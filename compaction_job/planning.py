@@ -16,8 +16,8 @@ from compaction_job.job import plan
 from compaction_job.shares import SHARE_BYTES, shares, written
 from compaction_job.step import run_step, store_parser
 from logstore.errors import DuramenError
-from logstore.store.compaction import PartitionPlan, compacted_partitions, most_urgent_first, plan_details
-from logstore.store.store import LogStore
+from logstore.compaction.compaction import PartitionPlan, compacted_partitions, most_urgent_first, plan_details
+from logstore.store import LogStore
 
 
 def parser() -> argparse.ArgumentParser:

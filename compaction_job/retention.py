@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from compaction_job.job import Report, project, retain_all
 from compaction_job.step import run_step, store_parser
-from logstore.store.shared_clock import doubt_of
-from logstore.store.store import LogStore
+from logstore.directory.shared_clock import doubt_of
+from logstore.store import LogStore
 
 
 def parser() -> argparse.ArgumentParser:

@@ -27,11 +27,11 @@ from logstore.config import BrokerConfig
 from logstore.errors import DuramenError, InvalidConfig, LockHeld, NotAStore
 from logstore.ledger import Ledger
 from logstore.limits import INT64_MAX
-from logstore.store.committer import Committer
-from logstore.store.compaction import DONE, FAILED, SKIPPED, Run
-from logstore.store.locks import FileLock, holder
-from logstore.store.shared_clock import doubt_of
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.compaction.compaction import DONE, FAILED, SKIPPED, Run
+from logstore.directory.locks import FileLock, holder
+from logstore.directory.shared_clock import doubt_of
+from logstore.store import LogStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

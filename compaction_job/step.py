@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from logstore.errors import DuramenError
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 
 def store_parser(name: str, description: str) -> argparse.ArgumentParser:

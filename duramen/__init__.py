@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from compaction_job.scheduler import Scheduler
     from logstore import errors
     from logstore.records.record import Record
-    from logstore.store.store import LogStore
+    from logstore.store import LogStore
     from streaming import LogSink, restore_into_delta, restore_state
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # Import statements, not names in strings: the wheel has these packages under `duramen`.
     if name == "LogStore":
-        from logstore.store.store import LogStore
+        from logstore.store import LogStore
 
         return LogStore
     if name == "Record":

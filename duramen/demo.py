@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _tell(out: Console, folder: str) -> int:
-    from logstore.store.store import LogStore
+    from logstore.store import LogStore
 
     out.rule("[bold]1. A store is a directory; no broker runs")
     with LogStore(os.path.join(folder, "store"), create=True) as store:
@@ -210,8 +210,8 @@ def _removed(reports: list[Report]) -> str:
 
 def _restore(folder: str) -> tuple[dict[str, str], int]:
     """The latest value of every key without Spark, and how many records the log holds."""
-    from logstore.store.restore import plan_restore, restore_partition
-    from logstore.store.store import LogStore
+    from logstore.restore.restore import plan_restore, restore_partition
+    from logstore.store import LogStore
 
     state: dict[str, str] = {}
     with LogStore(os.path.join(folder, "store")) as store:

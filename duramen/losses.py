@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from duramen.session import time_text
 
 if TYPE_CHECKING:
-    from logstore.partition.state import Loss
+    from logstore.directory.state import Loss
 
 
 def loss_documents(losses: Sequence[Loss]) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def print_losses(partition: str, losses: Sequence[Loss]) -> None:
 
 def losses_of(documents: Sequence[dict[str, Any]]) -> list[Loss]:
     """Losses out of the documents that a command's text is drawn from."""
-    from logstore.partition.state import Loss
+    from logstore.directory.state import Loss
 
     return [
         Loss(each["base_offset"], each["end_offset"], each["reason"], each["since_ms"], each["at_most"])

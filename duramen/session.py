@@ -20,7 +20,7 @@ from duramen.terminal import json_text, printable, raw
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logstore.store.store import LogStore
+    from logstore.store import LogStore
 
 DONE, FAILED, BAD_USAGE, DAMAGE = 0, 1, 2, 3
 INTERRUPTED = 130
@@ -46,7 +46,7 @@ class Session:
     def open(self, *, create: bool = False) -> LogStore:
         """The store the command is about."""
         path = self.path
-        from logstore.store.store import LogStore
+        from logstore.store import LogStore
 
         return LogStore(path, create=create)
 

@@ -21,7 +21,7 @@ from logstore.records.arrow import columns_of_batch
 from logstore.records.compression import codec_by_name
 from logstore.records.encoder import BatchOptions, Encoder
 from logstore.records.table import HEADER_BYTES, SIZE
-from logstore.store.staging import EncodeOptions, StagedWriter, TopicTarget
+from logstore.commit.staging import EncodeOptions, StagedWriter, TopicTarget
 from logstore.topic import check_topic_name
 
 PREFIX = "duramen.dead."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from logstore.errors import DuramenError
 
 if TYPE_CHECKING:
-    from logstore.store.committer import Committer
+    from logstore.commit.committer import Committer
 
 _due: dict[tuple[int, str], tuple[float, Committer]] = {}
 _changed = threading.Condition()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from logstore.errors import InvalidConfig, UnknownConfig
-from logstore.store.apps import Adopt
+from logstore.commit.apps import Adopt
 
 EARLIEST = -2
 LATEST = -1

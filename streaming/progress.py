@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from logstore.ledger import CommitRow
-from logstore.store.committer import Committed
+from logstore.commit.committer import Committed
 
 #: name of the observation; an app_id is appended
 OBSERVED = "duramen"

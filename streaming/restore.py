@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from logstore.errors import PackageMissing
 from logstore.python_workers import use_this_python
-from logstore.store.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
-from logstore.store.store import LogStore
+from logstore.restore.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
+from logstore.store import LogStore
 from streaming.options import IDS
 
 if TYPE_CHECKING:

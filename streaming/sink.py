@@ -28,12 +28,12 @@ from logstore.errors import (
     UnknownTopic,
 )
 from logstore.python_workers import explained, use_this_python
-from logstore.store.apps import Adopt, AppBatch
-from logstore.store.committer import Committed, Committer, Staging, target_of
-from logstore.store.plan import Plan
-from logstore.store.registry import Topic
-from logstore.store.staging import EncodeOptions, StagedFile, TopicTarget
-from logstore.store.store import LogStore
+from logstore.commit.apps import Adopt, AppBatch
+from logstore.commit.committer import Committed, Committer, Staging, target_of
+from logstore.commit.plan import Plan
+from logstore.topics.registry import Topic
+from logstore.commit.staging import EncodeOptions, StagedFile, TopicTarget
+from logstore.store import LogStore
 from streaming.connect import calling_query, leave_mark
 from streaming.dead_letters import DeadLetters
 from streaming.flusher import flush_later
@@ -416,7 +416,7 @@ def apply_many(df: DataFrame, store: str, plan: Plan, topic: Topic, numbers: Seq
     topic_plan = plan.topic(topic.id)
     assert topic_plan is not None
     if topic_plan.bytes <= APPLY_ON_DRIVER_BYTES or len(numbers) == 1:
-        from logstore.store.apply import apply_partitions
+        from logstore.commit.apply import apply_partitions
 
         apply_partitions(committer.store, plan, topic, numbers)
         return

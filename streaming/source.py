@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from logstore.errors import InvalidConfig, OffsetOutOfRange
 from logstore.records.columns import DecodedColumns
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming.columns import HEADERS, ChosenColumn, chosen_columns, schema_text, spark_batch
 from streaming.options import ReadOptions, option_of, read_options, write_options
 from streaming.ranges import (

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from logstore.errors import DuramenError, UnsuitableFileSystem, is_disk_full
 from logstore.files import OS_FILES
-from logstore.store.apply import apply_partitions
-from logstore.store.committer import disk_full
-from logstore.store.plan import read_plan
-from logstore.store.shared_clock import agreed_ms
-from logstore.store.staging import (
+from logstore.commit.apply import apply_partitions
+from logstore.commit.committer import disk_full
+from logstore.commit.plan import read_plan
+from logstore.directory.shared_clock import agreed_ms
+from logstore.commit.staging import (
     EncodeOptions,
     PartitionCount,
     StagedFile,
@@ -32,7 +32,7 @@ from logstore.store.staging import (
     TopicTarget,
     target_named,
 )
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming.dead_letters import DeadLetters, could_be_topic, write_sifted, write_unknown_topic
 from streaming.transfer import WideRows, Width
 

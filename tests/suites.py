@@ -86,7 +86,7 @@ SOAK_SUITES = (
         "commit",
         (
             "tests/logstore/store/test_commit_*.py",
-            "tests/logstore/store/test_settle.py",
+            "tests/logstore/commit/test_settle.py",
             "tests/logstore/ledger/test_durability.py",
         ),
         env=_SOAK,

@@ -19,7 +19,7 @@ def backup(
     dry_run: DryRun = False,
 ) -> None:
     """Copy the store as of one moment, while appends go on; the copy is a store of its own."""
-    from logstore.store import backup as backups
+    from logstore.upkeep import backup as backups
 
     target = os.path.abspath(directory)
     with session.open() as store:

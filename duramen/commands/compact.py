@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from compaction_job.estimate import Estimate
     from compaction_job.job import Progress, Report
-    from logstore.store.compaction import PartitionPlan
-    from logstore.store.erasure import Erasure
-    from logstore.store.registry import Topic
-    from logstore.store.store import LogStore
+    from logstore.compaction.compaction import PartitionPlan
+    from logstore.compaction.erasure import Erasure
+    from logstore.topics.registry import Topic
+    from logstore.store import LogStore
 
 PAUSED = "duramen.compaction.paused"
 NEXT_RULES = {
@@ -74,7 +74,7 @@ class EngineName(str, Enum):
 def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
     """Show for each partition whether it is due for compaction, why, and when it will be due next."""
     from logstore.errors import DuramenError
-    from logstore.store.compaction import plan_partition
+    from logstore.compaction.compaction import plan_partition
 
     damaged = False
     with session.open() as store:
@@ -126,7 +126,7 @@ def _failures(store: LogStore, now_ms: int) -> dict[tuple[str, int], Any]:
     if not store.fs.exists(store.layout.ledger):
         return {}
     from logstore.ledger import Ledger
-    from logstore.store.compaction import failures_of, still_set_aside
+    from logstore.compaction.compaction import failures_of, still_set_aside
 
     ledger = Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
     return still_set_aside(failures_of(store, ledger), now_ms)
@@ -278,7 +278,7 @@ def _saves(estimate: dict[str, Any] | None) -> str:
 
 
 def _warnings(document: dict[str, Any]) -> Iterator[str]:
-    from logstore.store.compaction import MapAdvice
+    from logstore.compaction.compaction import MapAdvice
 
     estimate = document["estimate"]
     if estimate is None:
@@ -352,7 +352,7 @@ def compact(
 
 
 def _receipts(report: Report) -> None:
-    from logstore.store.compaction import MapAdvice
+    from logstore.compaction.compaction import MapAdvice
 
     rows = []
     for run in report.runs:
@@ -544,7 +544,7 @@ def prove_erased(
     now_ms: NowMs = None,
 ) -> None:
     """Look for keys in every file of the store that may still hold them; exit 1 while one does."""
-    from logstore.store.erasure import find_keys
+    from logstore.compaction.erasure import find_keys
 
     wanted = [_key(each, encoding) for each in keys]
     with session.open() as store:

@@ -15,9 +15,9 @@ from duramen.terminal import json_text
 
 if TYPE_CHECKING:
     from logstore.records.record import Record
-    from logstore.store.ends import TopicEnds
-    from logstore.store.registry import Topic
-    from logstore.store.store import LogStore
+    from logstore.directory.ends import TopicEnds
+    from logstore.topics.registry import Topic
+    from logstore.store import LogStore
 
 _POLL_S = 0.1
 
@@ -77,7 +77,7 @@ def consume(
     committed = isolation is IsolationLevel.READ_COMMITTED
     show = _shower(encoding, several=len(set(topics)) > 1)
     with session.open() as store:
-        from logstore.store.visibility import visible_ends
+        from logstore.restore.visibility import visible_ends
 
         found = [store.topic(name) for name in sorted(set(topics))]
         chosen = [

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 from duramen.session import time_text
 
 if TYPE_CHECKING:
-    from logstore.store.store import LogStore
-    from logstore.store.store_report import StoreReport
+    from logstore.store import LogStore
+    from logstore.upkeep.store_report import StoreReport
 
 
 def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
     """What is wrong with the store as a whole; the ledger's libraries are loaded only where there is one to look at."""
-    from logstore.store.identity import examine_identity
-    from logstore.store.side_files import examine_side_files
-    from logstore.store.store_report import is_unwritten
+    from logstore.upkeep.identity import examine_identity
+    from logstore.upkeep.side_files import examine_side_files
+    from logstore.upkeep.store_report import is_unwritten
 
     report = examine_identity(store.fs, store.layout)
     report.add(examine_side_files(store))
     if not is_unwritten(store):
-        from logstore.store.repair import examine
+        from logstore.upkeep.repair import examine
 
         report.add(examine(store, deep=deep))
     return report
@@ -29,7 +29,7 @@ def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
 def origin_document(store: LogStore) -> dict[str, Any] | None:
     """Of what the store is a copy; None when it is none, or does not tell."""
     from logstore.errors import CorruptState
-    from logstore.store.origin import read_origin
+    from logstore.directory.origin import read_origin
 
     try:
         origin = read_origin(store.fs, store.layout)

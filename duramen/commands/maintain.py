@@ -13,20 +13,20 @@ from duramen.losses import loss_documents, loss_text, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
-    from logstore.store.maintenance import Recovery, RecoveryLedger
-    from logstore.store.registry import Topic
-    from logstore.store.store import LogStore
-    from logstore.store.store_report import StoreReport
-    from logstore.store.strays import Stray
-    from logstore.store.topic_repair import TopicRepair
-    from logstore.store.verify import Verification
+    from logstore.upkeep.maintenance import Recovery, RecoveryLedger
+    from logstore.topics.registry import Topic
+    from logstore.store import LogStore
+    from logstore.upkeep.store_report import StoreReport
+    from logstore.upkeep.strays import Stray
+    from logstore.upkeep.topic_repair import TopicRepair
+    from logstore.upkeep.verify import Verification
 
 Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
 def _readable(store: LogStore) -> list[Topic]:
-    from logstore.store.strays import readable_topics
+    from logstore.upkeep.strays import readable_topics
 
     return readable_topics(store)[0]
 
@@ -51,7 +51,7 @@ def verify(topics: Topics = None, partition: Partition = None) -> None:
     """Check every committed byte: checksums, order, indexes, segment lists, the ledger. Changes nothing; exit 3 on
     damage.
     """
-    from logstore.store.strays import find_strays
+    from logstore.upkeep.strays import find_strays
 
     with session.open() as store:
         whole = examined(store)
@@ -63,7 +63,7 @@ def verify(topics: Topics = None, partition: Partition = None) -> None:
 
 
 def _verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Verification]:
-    from logstore.store.verify import verify_partition
+    from logstore.upkeep.verify import verify_partition
 
     total = sum(
         segment.size_bytes for topic, number in partitions for segment in _state_or_nothing(store, topic, number)
@@ -87,7 +87,7 @@ def _verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Ve
                 progress=step,
             )
             if damage is not None:
-                from logstore.store.finding import Finding
+                from logstore.directory.finding import Finding
 
                 result.findings.append(Finding(damage.what, damage.file, damage.position, damage.offset))
             results.append(result)
@@ -222,12 +222,12 @@ def recover(
     was damage.
     """
     from logstore.files import OS_FILES
-    from logstore.store.identity import restore_identity
-    from logstore.store.maintenance import RecoveryLedger
-    from logstore.store.repair import repair, restore_version
-    from logstore.store.side_files import restore_side_files
-    from logstore.store.strays import find_strays
-    from logstore.store.topic_repair import repair_partition, repair_topics
+    from logstore.upkeep.identity import restore_identity
+    from logstore.upkeep.maintenance import RecoveryLedger
+    from logstore.upkeep.repair import repair, restore_version
+    from logstore.upkeep.side_files import restore_side_files
+    from logstore.upkeep.strays import find_strays
+    from logstore.upkeep.topic_repair import repair_partition, repair_topics
 
     whole = restore_version(OS_FILES, session.path, dry_run=dry_run)
     if dry_run and not whole.sound:  # nothing more can be looked at without it
@@ -307,7 +307,7 @@ def _recover_all(
     dry_run: bool,
     agreed: list[Recovery] | None = None,
 ) -> list[Recovery]:
-    from logstore.store.maintenance import recover as recover_topic
+    from logstore.upkeep.maintenance import recover as recover_topic
 
     allowed = None if agreed is None else {report.partition: report.losses for report in agreed}
     reports: list[Recovery] = []
@@ -436,9 +436,9 @@ def retain(
 ) -> None:
     """Delete segments that retention.ms, retention.bytes or the log start give up."""
     with session.open() as store:
-        from logstore.store.maintenance import flush_before_retention
-        from logstore.store.maintenance import retain as retain_partition
-        from logstore.store.shared_clock import doubt_of
+        from logstore.upkeep.maintenance import flush_before_retention
+        from logstore.upkeep.maintenance import retain as retain_partition
+        from logstore.directory.shared_clock import doubt_of
 
         partitions = _partitions(store, topics, partition)
         doubt = doubt_of(store.clock) if now_ms is None else None
@@ -520,7 +520,7 @@ def delete_records(
     ):
         raise bad_usage(f"--before-offset takes a number or latest, not {before_offset!r}")
     with session.open() as store:
-        from logstore.store import maintenance
+        from logstore.upkeep import maintenance
 
         found = store.topic(topic)
         target = None if before_offset == "latest" else int(before_offset)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from logstore.ledger import Ledger, SegmentRow
-    from logstore.partition.state import PartitionState
-    from logstore.store.registry import Topic
-    from logstore.store.store import LogStore
+    from logstore.directory.state import PartitionState
+    from logstore.topics.registry import Topic
+    from logstore.store import LogStore
 
 Topics = Annotated[
     list[str] | None,

@@ -21,8 +21,8 @@ from logstore.errors import AppendTooLarge, DuramenError, InvalidRecord, Invalid
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logstore.store.apps import AppBatch
-    from logstore.store.committer import Committer
+    from logstore.commit.apps import AppBatch
+    from logstore.commit.committer import Committer
 
 _ROWS_PER_COMMIT = 100_000
 _FIELDS = {"key", "value", "timestamp", "headers", "partition", "offset", "topic"}
@@ -57,10 +57,10 @@ def produce(
     lines are appended already, and --from-line or --app-id go on behind them.
     """
     from logstore.records.compression import codec_by_name
-    from logstore.store.committer import Committer
-    from logstore.store.own_flush import OwnFlush
-    from logstore.store.produce import append_table
-    from logstore.store.staging import EncodeOptions
+    from logstore.commit.committer import Committer
+    from logstore.commit.own_flush import OwnFlush
+    from logstore.commit.produce import append_table
+    from logstore.commit.staging import EncodeOptions
 
     if app_id is not None and from_line != 1:
         raise bad_usage("--app-id and --from-line exclude each other: the app id knows from which line to go on")
@@ -156,7 +156,7 @@ class SoFar:
 
 def _name_line(error: DuramenError, rows: list[Row]) -> None:
     """Lines of the file are what the user knows, not rows of a commit."""
-    from logstore.store.produce import rename_row
+    from logstore.commit.produce import rename_row
 
     if error.row is not None:
         rename_row(error, f"line {rows[error.row].line}")
@@ -246,7 +246,7 @@ class Progress:
 
     def batch(self, reading: LineReader) -> AppBatch:
         """The batch that ends with the line that was read last."""
-        from logstore.store.apps import Adopt, AppBatch
+        from logstore.commit.apps import Adopt, AppBatch
 
         adopt = None if self._batch_id < 0 else Adopt(self._query_id, self._batch_id)
         query_id = f"lines 1-{reading.number} {reading.digest.hexdigest()}"
@@ -330,7 +330,7 @@ def get(
     encoding: Annotated[Encoding, typer.Option("--encoding", help="How key and value are written.")] = Encoding.UTF8,
 ) -> None:
     """Print the latest value of a key, with its offset and time. Exit code 1 when the key has no value."""
-    from logstore.store.lookup import latest_of_key
+    from logstore.restore.lookup import latest_of_key
 
     try:
         wanted = _bytes(key, encoding) or b""

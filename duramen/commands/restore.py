@@ -65,8 +65,8 @@ def restore(
 ) -> None:
     """Print the latest value of every key, now or as of a moment, or write it to a file. Deleted keys are left out."""
     from logstore.errors import DuramenError
-    from logstore.store.restore import plan_restore
-    from logstore.store.restore import restore as restored
+    from logstore.restore.restore import plan_restore
+    from logstore.restore.restore import restore as restored
 
     if as_of_offsets is not None and as_of_timestamp is not None:
         raise bad_usage("--as-of-offsets and --as-of-timestamp exclude each other")
@@ -158,7 +158,7 @@ def _text(data: bytes, what: str, offset: int, encoding: Encoding) -> str:
 def _parquet(path: str) -> Iterator[Write]:
     import pyarrow.parquet as pq
 
-    from logstore.store.restore import RESTORED
+    from logstore.restore.restore import RESTORED
 
     with _whole(path) as draft, pq.ParquetWriter(draft, RESTORED) as writer:
         yield writer.write_batch

@@ -10,7 +10,7 @@ from duramen.commands.maintain import DryRun
 from duramen.session import DAMAGE, session, stop
 
 if TYPE_CHECKING:
-    from logstore.store.set_aside import SetAside
+    from logstore.commit.set_aside import SetAside
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -21,8 +21,8 @@ def set_aside(topic: TopicName, dry_run: DryRun = False, yes: Yes = False) -> No
 
     The topic goes on behind the batch. What is lost is recorded, and the staged files are kept.
     """
-    from logstore.store.committer import Committer
-    from logstore.store.set_aside import set_aside as give_up
+    from logstore.commit.committer import Committer
+    from logstore.commit.set_aside import set_aside as give_up
 
     with session.open() as store:
         committer = Committer(store)

@@ -11,8 +11,8 @@ from duramen.commands.health import origin_document, origin_text
 from duramen.session import DAMAGE, bad_usage, key_values, print_pairs, print_table, session, stop, time_text
 
 if TYPE_CHECKING:
-    from logstore.store.registry import Topic
-    from logstore.store.store import LogStore
+    from logstore.topics.registry import Topic
+    from logstore.store import LogStore
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -58,7 +58,7 @@ def create(
 @app.command("list")
 def list_() -> None:
     """List the topics of the store."""
-    from logstore.store.strays import find_strays, readable_topics
+    from logstore.upkeep.strays import find_strays, readable_topics
 
     with session.open() as store:
         documents = [_document(store, topic) for topic in readable_topics(store)[0]]

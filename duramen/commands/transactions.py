@@ -10,7 +10,7 @@ from duramen.commands.offsets import Topics, chosen_topics
 from duramen.session import print_table, session, time_text
 
 if TYPE_CHECKING:
-    from logstore.store.transactions import OpenTransaction
+    from logstore.commit.transactions import OpenTransaction
 
 app = typer.Typer(
     help="List and abort open transactions of imported topics.", no_args_is_help=True, rich_markup_mode=None
@@ -20,7 +20,7 @@ app = typer.Typer(
 @app.command("list")
 def list_(topics: Topics = None) -> None:
     """Show transactions without an end, which hold back read_committed readers and compaction."""
-    from logstore.store.transactions import open_transactions
+    from logstore.commit.transactions import open_transactions
 
     with session.open() as store:
         found = [
@@ -62,7 +62,7 @@ def abort(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
 ) -> None:
     """End an open transaction with an ABORT marker: its records are never committed."""
-    from logstore.store.transactions import abort_transaction, find_transaction
+    from logstore.commit.transactions import abort_transaction, find_transaction
 
     with session.open() as store:
         found = find_transaction(store, topic, partition, producer_id)

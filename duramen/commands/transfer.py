@@ -12,7 +12,7 @@ from duramen.losses import loss_documents, losses_of, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
-    from logstore.store.registry import Topic
+    from logstore.topics.registry import Topic
 
 OnlyTopics = Annotated[
     list[str] | None,
@@ -67,7 +67,7 @@ def import_(
     dry_run: DryRun = False,
 ) -> None:
     """Adopt the topics of a stopped broker. The source is not changed; all its records count as committed."""
-    from logstore.store import kafka_import
+    from logstore.transfer import kafka_import
 
     configs = key_values(topic_config, "--topic-config")
     source_path = os.path.abspath(directory)
@@ -223,8 +223,8 @@ def export(
     if (cluster_id is None) != (node_id is None):
         raise bad_usage("--cluster-id and --node-id belong together")
     with session.open() as store:
-        from logstore.partition.checkpoint import MetaProperties
-        from logstore.store import kafka_export
+        from logstore.directory.checkpoint import MetaProperties
+        from logstore.transfer import kafka_export
         from logstore.topic import new_topic_id
 
         target = os.path.abspath(directory)

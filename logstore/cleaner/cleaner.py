@@ -28,8 +28,8 @@ from logstore.config import LogConfig
 from logstore.errors import CorruptState, SegmentsChanged
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.partition.state import PartitionState, SegmentEntry, read_state, write_state
-from logstore.partition.swap import finish_swap, swap_in
+from logstore.directory.state import PartitionState, SegmentEntry, read_state, write_state
+from logstore.directory.swap import finish_swap, swap_in
 from logstore.segment.names import FileKind, file_name
 from logstore.topic import TopicPartition
 

@@ -38,7 +38,7 @@ from logstore.ledger.table import (
     sync_file,
     write_data,
 )
-from logstore.partition.unsynced import clear_unsynced
+from logstore.directory.unsynced import clear_unsynced
 
 #: versions left free above the newest one known: the lost ones, which somebody may have in memory
 VERSIONS_FREE = 1000

@@ -57,7 +57,7 @@ from logstore.files import FileSystem, make_directory, read_whole, replace_file,
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import is_as_proved, read_proofs, remove_proofs, write_proof
-from logstore.partition.unsynced import clear_unsynced, is_unsynced, marking_unsynced
+from logstore.directory.unsynced import clear_unsynced, is_unsynced, marking_unsynced
 from logstore.read_only import check_writable, is_read_only
 
 GRACE_MS = 60_000

@@ -19,9 +19,9 @@ from logstore.limits import Limits
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.roll import jitter_ms, max_segment_ms
 from logstore.partition.snapshot import write_snapshot
-from logstore.partition.state import PartitionState, SegmentEntry
-from logstore.partition.tail import Tail
-from logstore.partition.unsynced import marking_unsynced
+from logstore.directory.state import PartitionState, SegmentEntry
+from logstore.directory.tail import Tail
+from logstore.directory.unsynced import marking_unsynced
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
 from logstore.records.native import address_of, kernels
 from logstore.records.table import LAST_OFFSET, SIZE

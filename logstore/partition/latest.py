@@ -15,7 +15,7 @@ from logstore.errors import DamagedLog
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView, read_chunks
-from logstore.partition.state import PartitionState
+from logstore.directory.state import PartitionState
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.offset_map import SLOT_BYTES, OffsetMap, new_secret

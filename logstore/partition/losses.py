@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from logstore.partition.state import Loss
+from logstore.directory.state import Loss
 
 Range = tuple[int, int]
 #: of one partition; beyond it neighbours are joined, and say "at most"

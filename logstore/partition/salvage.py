@@ -26,8 +26,8 @@ from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, L
 from logstore.partition.damage import FileScan, FoundBatch, Hole, intact_batches, scan_file
 from logstore.partition.losses import Range, merged, subtract, without
 from logstore.partition.quarantine import QuarantinedRegion, keep_aside
-from logstore.partition.state import Loss, PartitionState, SegmentEntry, SwapNote, write_state
-from logstore.partition.swap import replace_segments
+from logstore.directory.state import Loss, PartitionState, SegmentEntry, SwapNote, write_state
+from logstore.directory.swap import replace_segments
 from logstore.records.header import read_header
 from logstore.records.native import address_of, kernels
 from logstore.segment.batches import Chunk, read_batches

@@ -20,8 +20,8 @@ import pytest
 
 from compaction_job import plan
 from logstore.ledger import Ledger, RunRow
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 
 Airflow = Any  # the fixture's class; conftest.py is not to be imported
 TOPIC = "orders"

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 pyspark = pytest.importorskip("pyspark")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 
 RunDriver = Callable[..., dict[str, Any]]
 

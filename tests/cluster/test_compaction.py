@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cluster.conftest import ROOT, SPARK_HOME, Cluster, environment
 from logstore.ledger import Ledger
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 GIB = 1 << 30
 KEYS = 20_000

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 from streaming import LogSink, restore_state
 from streaming.sink import APPLY_ON_DRIVER_BYTES
 

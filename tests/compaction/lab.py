@@ -19,7 +19,7 @@ from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.partition.state import PartitionState, read_state
+from logstore.directory.state import PartitionState, read_state
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
 

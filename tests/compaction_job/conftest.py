@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.produce import table_of
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.commit.produce import table_of
+from logstore.store import LogStore
 
 KEYS, TURNS = 40, 8
 

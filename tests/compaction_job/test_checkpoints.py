@@ -11,10 +11,10 @@ import pytest
 
 from compaction_job import compact, retention
 from compaction_job.scheduler import Scheduler
-from logstore.partition.checkpoint import read_offset_checkpoint
-from logstore.partition.state import read_state, write_state
+from logstore.directory.checkpoint import read_offset_checkpoint
+from logstore.directory.state import read_state, write_state
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 FILES = (
     "recovery-point-offset-checkpoint",

@@ -15,8 +15,8 @@ from compaction_job import compact, plan
 from logstore.clock import ManualClock
 from logstore.errors import NotCompacted, UnknownTopic
 from logstore.ledger import Ledger
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000

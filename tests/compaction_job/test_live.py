@@ -18,8 +18,8 @@ import pytest
 from compaction_job import compact
 from logstore.ledger import Ledger
 from logstore.records.record import Record
-from logstore.store.restore import plan_restore, restore_partition
-from logstore.store.store import LogStore
+from logstore.restore.restore import plan_restore, restore_partition
+from logstore.store import LogStore
 
 SECONDS = 60 if os.environ.get("DURAMEN_SOAK") == "1" else 8
 KEYS = 40
@@ -182,7 +182,7 @@ def test_a_restore_during_forced_passes_is_right(tmp_path: Path) -> None:
 _KILLED = """
 import sys
 from compaction_job import compact
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 while True:
     with LogStore(sys.argv[1]) as store:
         compact(store, force=True, roll_active=True, retention=False)

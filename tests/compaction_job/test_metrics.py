@@ -15,7 +15,7 @@ from compaction_job import compact
 from compaction_job.metrics import Health, MetricsServer, StoreCollector
 from logstore.errors import DuramenError
 from logstore.ledger import Ledger, RunRow
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

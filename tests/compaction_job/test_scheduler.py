@@ -23,7 +23,7 @@ from logstore.errors import InvalidConfig
 from logstore.ledger import Ledger
 from logstore.limits import INT64_MAX
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 FAST = {COMPACTION: 200, RETENTION: 200, FLUSH: 200, LEDGER: 1000}
 

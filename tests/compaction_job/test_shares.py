@@ -16,7 +16,7 @@ from compaction_job.outcomes import main as outcomes
 from compaction_job.planning import main as planning
 from compaction_job.shares import SHARES_MAX, read, shares, written
 from compaction_job.submit import main as submit
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 PARTITIONS = st.tuples(st.sampled_from(["orders", "a.b", "x-1"]), st.integers(0, 40))
 

@@ -40,7 +40,7 @@ from logstore.cleaner.work import PassReport
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.partition.log import PartitionLog
-from logstore.partition.state import read_state, write_state
+from logstore.directory.state import read_state, write_state
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 LOGS = int(os.environ.get("DURAMEN_SURVIVOR_LOGS", "5000" if SOAK else "208"))

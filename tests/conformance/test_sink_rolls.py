@@ -19,8 +19,8 @@ from conformance.kafka import Kafka, LogRun, Op, batch, record
 from logstore.files import OS_FILES
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.header import read_header
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 
 Spark = Any
 ROOT = Path(__file__).parents[2]

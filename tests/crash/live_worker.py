@@ -50,9 +50,9 @@ from logstore.errors import (
     LockHeld,
     TopicChanged,
 )
-from logstore.store.committer import AppBatch, Committer, Staging
-from logstore.store.staging import EncodeOptions, StagedWriter
-from logstore.store.store import LogStore
+from logstore.commit.committer import AppBatch, Committer, Staging
+from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.store import LogStore
 
 #: what a busy store may answer; the same call is made again
 RETRY = (LockHeld, CommitConflict, CommitUnknown, TopicChanged, AppendUnfinished)
@@ -335,10 +335,10 @@ def play(order: dict[str, Any]) -> None:
 
 def warm_up() -> None:
     """Load what every child would load; in a child, because the ledger's library starts threads that no fork brings."""
-    import logstore.store.backup
-    import logstore.store.compaction
-    import logstore.store.restore
-    import logstore.store.verify  # noqa: F401
+    import logstore.upkeep.backup
+    import logstore.compaction.compaction
+    import logstore.restore.restore
+    import logstore.upkeep.verify  # noqa: F401
     from logstore.records.native import kernels
 
     kernels()

@@ -16,7 +16,7 @@ from logstore.files import FileSystem
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import Isolation
-from logstore.partition.state import read_state
+from logstore.directory.state import read_state
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record

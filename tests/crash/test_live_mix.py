@@ -44,8 +44,8 @@ from crash.live import (
 from duramen import cli
 from logstore.clock import SYSTEM_CLOCK, ManualClock
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = float(os.environ.get("DURAMEN_LIVE_SECONDS", "15"))
@@ -338,7 +338,7 @@ def _committed(store: LogStore, app_id: str, progress: Progress) -> int:
 
 
 def _judge_state(store: LogStore, reports: Path, seed: int) -> None:
-    from logstore.store.restore import plan_restore, restore
+    from logstore.restore.restore import plan_restore, restore
 
     found: dict[bytes, bytes] = {}
     for batch in restore(store, plan_restore(store, STATE)):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ import pytest
 
 from duramen.cli import run
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from logstore.topic import parse_uuid
 from metadata_log import partition, topic, write_log
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (["--help"], ["topics", "list"], ["config"], ["offsets"], ["describe"])

@@ -20,9 +20,9 @@ import pytest
 
 from logstore.ledger import Ledger
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.produce import append_table, table_of
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
+from logstore.store import LogStore
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000

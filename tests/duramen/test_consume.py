@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000

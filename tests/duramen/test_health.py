@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.committer import AppBatch
-from logstore.store.store import LogStore
+from logstore.commit.committer import AppBatch
+from logstore.store import LogStore
 
 Command = Callable[..., Any]
 

@@ -27,8 +27,8 @@ import os, sys
 os.umask(int(sys.argv[1], 8))
 from compaction_job.job import compact
 from logstore.records.record import Record
-from logstore.store.backup import backup
-from logstore.store.store import LogStore
+from logstore.upkeep.backup import backup
+from logstore.store import LogStore
 root = sys.argv[2]
 with LogStore(os.path.join(root, "deep", "store"), create=True) as store:
     store.create_topic("t", configs={"cleanup.policy": "compact", "segment.bytes": 200})
@@ -62,7 +62,7 @@ USE = f"""
 import contextlib, io, json, os, sys
 from duramen.cli import run
 import compaction_job.job, compaction_job.scheduler
-import logstore.store.lookup, logstore.store.restore, logstore.store.verify
+import logstore.restore.lookup, logstore.restore.restore, logstore.upkeep.verify
 from logstore.records.native import kernels
 kernels()
 if os.geteuid() == 0:

@@ -124,7 +124,7 @@ def test_an_interrupt_says_what_is_done(duramen: Any, store_path: Path, output: 
 
 
 def test_an_interrupted_reader_says_that_nothing_was_changed(duramen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from logstore.store.store import LogStore
+    from logstore.store import LogStore
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -18,7 +18,7 @@ from compaction_job.job import compact
 from logstore.errors import AccessDenied, ReadOnlyStore
 from logstore.ledger import Ledger
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 ROOT = Path(__file__).resolve().parents[2]
 IS_ROOT = os.geteuid() == 0
@@ -58,7 +58,7 @@ USE = f"""
 import contextlib, io, json, os, sys
 from duramen.cli import run
 import compaction_job.job, compaction_job.scheduler
-import logstore.store.lookup, logstore.store.restore, logstore.store.verify, logstore.store.backup
+import logstore.restore.lookup, logstore.restore.restore, logstore.upkeep.verify, logstore.upkeep.backup
 from logstore.records.native import kernels
 kernels()
 form, store, commands = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

@@ -15,9 +15,9 @@ import pytest
 
 from duramen.cli import run
 from logstore.records.record import Record
-from logstore.store.committer import AppBatch, Committer
-from logstore.store.produce import append_table, table_of
-from logstore.store.store import LogStore
+from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.produce import append_table, table_of
+from logstore.store import LogStore
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from logstore.clock import ManualClock
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 from .conftest import BASE_MS, Command
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.files import OS_FILES
-from logstore.partition.state import write_state
+from logstore.directory.state import write_state
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.produce import append_table, table_of
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
+from logstore.store import LogStore
 
 Command = Callable[..., object]
 BASE_MS = 1_700_000_000_000

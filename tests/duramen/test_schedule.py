@@ -23,8 +23,8 @@ from compaction_job import compact
 from compaction_job.job import Report
 from logstore.ledger import Ledger, RunRow
 from logstore.records.record import Record
-from logstore.store.produce import table_of
-from logstore.store.store import LogStore
+from logstore.commit.produce import table_of
+from logstore.store import LogStore
 
 Command = Callable[..., Any]
 #: a pass over a partition takes about half a minute with this

@@ -10,10 +10,10 @@ import pytest
 
 from logstore.errors import AppendUnfinished
 from logstore.records.record import Record
-from logstore.store.committer import Committer, Staging
-from logstore.store.produce import table_of
-from logstore.store.staging import EncodeOptions, StagedWriter
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer, Staging
+from logstore.commit.produce import table_of
+from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.store import LogStore
 
 
 def test_a_batch_whose_staged_files_are_gone_is_given_up_only_when_asked(duramen: Any, store_path: Path) -> None:

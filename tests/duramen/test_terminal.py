@@ -14,7 +14,7 @@ import pytest
 
 from duramen.terminal import SafeStream, json_text, printable, printable_lines
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 from .conftest import Command
 

@@ -21,11 +21,11 @@ SCRIPT = r"""
 import json, os, random, resource, shutil, signal, sys
 from duramen import cli
 import compaction_job.job, compaction_job.scheduler
-import logstore.store.backup, logstore.store.kafka_export, logstore.store.lookup, logstore.store.restore
-import logstore.store.verify
+import logstore.upkeep.backup, logstore.transfer.kafka_export, logstore.restore.lookup, logstore.restore.restore
+import logstore.upkeep.verify
 from logstore.records.native import kernels
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 kernels()
 folder, seed, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -12,7 +12,7 @@ from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000

@@ -17,7 +17,7 @@ import pytest
 
 from duramen.cli import run
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 FILES = {
     "file": b"hello\n",

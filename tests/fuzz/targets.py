@@ -25,7 +25,7 @@ from crc32c import crc32c
 from logstore.errors import CorruptBatch, DecompressionLimit, DuramenError
 from logstore.files import OS_FILES, FileStat
 from logstore.limits import INT64_MAX, Limits
-from logstore.partition.checkpoint import (
+from logstore.directory.checkpoint import (
     read_clean_shutdown,
     read_meta_properties,
     read_offset_checkpoint,
@@ -33,7 +33,7 @@ from logstore.partition.checkpoint import (
 )
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import SnapshotEntry, encode_snapshot, read_snapshot
-from logstore.partition.state import PartitionState, SegmentEntry, SwapNote, encode_state, read_state
+from logstore.directory.state import PartitionState, SegmentEntry, SwapNote, encode_state, read_state
 from logstore.records import slots, table
 from logstore.records.codes import FULL, OK
 from logstore.records.columns import columns_of
@@ -48,10 +48,10 @@ from logstore.records.record import Record
 from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.time_index import TimeIndex
 from logstore.segment.txn_index import AbortedTransaction, TxnIndex, encode_entry
-from logstore.store.ends import TopicEnds, read_ends, write_ends
-from logstore.store.layout import Layout
-from logstore.store.registry import TopicRegistry
-from logstore.store.sealed import seal
+from logstore.directory.ends import TopicEnds, read_ends, write_ends
+from logstore.directory.layout import Layout
+from logstore.topics.registry import TopicRegistry
+from logstore.directory.sealed import seal
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 LIMITS = Limits(batch_bytes=1 << 20, decompressed_bytes=1 << 18, read_buffer_bytes=1 << 20, side_file_bytes=1 << 22)

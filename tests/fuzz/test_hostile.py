@@ -37,12 +37,12 @@ from logstore.errors import (
 )
 from logstore.files import OS_FILES
 from logstore.limits import MIB, Limits
-from logstore.partition.checkpoint import read_meta_properties, read_offset_checkpoint, read_partition_metadata
+from logstore.directory.checkpoint import read_meta_properties, read_offset_checkpoint, read_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.snapshot import read_snapshot
-from logstore.partition.state import read_state
+from logstore.directory.state import read_state
 from logstore.records.compression import CODECS
 from logstore.records.control import parse_control_record
 from logstore.records.iterate import iter_records
@@ -52,7 +52,7 @@ from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimeIndex
 from logstore.segment.txn_index import TxnIndex
-from logstore.store.ends import read_ends
+from logstore.directory.ends import read_ends
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 LIMITS = Limits(batch_bytes=1 * MIB, decompressed_bytes=MIB // 4, read_buffer_bytes=1 * MIB, side_file_bytes=1 * MIB)

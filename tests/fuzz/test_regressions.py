@@ -27,7 +27,7 @@ from logstore.partition import reader as reader_module
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.reading import Isolation, read_chunks
-from logstore.partition.state import read_state
+from logstore.directory.state import read_state
 from logstore.records.columns import columns_of
 from logstore.records.decoder import upconvert
 from logstore.records.encoder import BatchOptions, encode_batch

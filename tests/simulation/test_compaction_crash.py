@@ -15,8 +15,8 @@ from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.partition.state import PartitionState, read_state
-from logstore.partition.swap import finish_swap
+from logstore.directory.state import PartitionState, read_state
+from logstore.directory.swap import finish_swap
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
 from simulation.filesystem import PowerCut, SimulatedFileSystem

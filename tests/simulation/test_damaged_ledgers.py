@@ -24,11 +24,11 @@ from duramen.cli import run
 from logstore.errors import DuramenError, ReplayMismatch
 from logstore.ledger import RunRow
 from logstore.records.record import Record
-from logstore.store.committer import AppBatch, Committer
-from logstore.store.maintenance import recover
-from logstore.store.produce import append_table, table_of
-from logstore.store.repair import examine, repair
-from logstore.store.store import LogStore
+from logstore.commit.committer import AppBatch, Committer
+from logstore.upkeep.maintenance import recover
+from logstore.commit.produce import append_table, table_of
+from logstore.upkeep.repair import examine, repair
+from logstore.store import LogStore
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 CASES = int(os.environ.get("DURAMEN_DAMAGED_LEDGERS", "200" if SOAK else "4"))

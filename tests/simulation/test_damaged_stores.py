@@ -34,10 +34,10 @@ from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.header import read_header
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.maintenance import delete_records
-from logstore.store.produce import append_table, table_of
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.upkeep.maintenance import delete_records
+from logstore.commit.produce import append_table, table_of
+from logstore.store import LogStore
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 STORES = int(os.environ.get("DURAMEN_DAMAGED_STORES", "1000" if SOAK else "12"))

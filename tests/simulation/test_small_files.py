@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from logstore.errors import CorruptIndex
-from logstore.partition.checkpoint import (
+from logstore.directory.checkpoint import (
     delete_clean_shutdown,
     read_clean_shutdown,
     read_offset_checkpoint,

@@ -24,16 +24,16 @@ import pytest
 from compaction_job.job import compact
 from logstore.errors import AppendUnfinished, CommitConflict, DuramenError
 from logstore.files import OS_FILES
-from logstore.partition import unsynced
-from logstore.store.backup import backup
-from logstore.store.committer import AppBatch, Committer, Staging
-from logstore.store.kafka_export import export_topics
-from logstore.store.kafka_import import examine, import_topics, stopped_source
-from logstore.store.maintenance import delete_records, recover, retain
-from logstore.store.produce import append_table
-from logstore.store.staging import EncodeOptions, StagedWriter
-from logstore.store.store import LogStore
-from logstore.store.verify import verify_partition
+from logstore.directory import unsynced
+from logstore.upkeep.backup import backup
+from logstore.commit.committer import AppBatch, Committer, Staging
+from logstore.transfer.kafka_export import export_topics
+from logstore.transfer.kafka_import import examine, import_topics, stopped_source
+from logstore.upkeep.maintenance import delete_records, recover, retain
+from logstore.commit.produce import append_table
+from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.store import LogStore
+from logstore.upkeep.verify import verify_partition
 from simulation.faulty import ERRORS, NEEDS_ROOM, ROOM_ERRORS, Fault, FaultyFiles, short_transfers
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"

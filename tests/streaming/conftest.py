@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 pyspark = pytest.importorskip("pyspark")
 

@@ -18,9 +18,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from logstore.store import apply, committer
-from logstore.store.committer import Committer
-from logstore.store.locks import StoreLocks
+from logstore.commit import apply
+
+from logstore.commit import committer
+from logstore.commit.committer import Committer
+from logstore.directory.locks import StoreLocks
 from streaming.sink import LogSink
 
 STEPS = ("staged", "leased", "planned", "committed", "appending", "appended", "published", "synced", "flushed", "any")

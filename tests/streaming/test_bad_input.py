@@ -32,8 +32,8 @@ from logstore.errors import (
     UnsuitableFileSystem,
 )
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 from streaming.restore import restore_state
 from streaming.sink import LogSink
 
@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_while_rows_are_staged(
         def run(batches: Any) -> Any:
             import errno
 
-            from logstore.store.staging import StagedWriter
+            from logstore.commit.staging import StagedWriter
 
             def full(*_: object) -> None:
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -216,7 +216,7 @@ def test_a_disk_that_is_full_while_rows_are_staged(
 
 @pytest.mark.parametrize(
     "where",
-    ["logstore.store.committer.write_plan", "logstore.ledger.table.write_data"],
+    ["logstore.commit.committer.write_plan", "logstore.ledger.table.write_data"],
 )
 def test_a_disk_that_is_full_before_the_commit(
     spark: Spark, checked: LogStore, monkeypatch: pytest.MonkeyPatch, where: str, read_all: ReadAll
@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_after_the_commit_is_made_good_by_the_next_holder(
 
     sink = LogSink(store.path, "orders", "app")
     with monkeypatch.context() as patch:
-        patch.setattr("logstore.store.apply._append", full)
+        patch.setattr("logstore.commit.apply._append", full)
         with pytest.raises(AppendUnfinished, match=r"the batch is committed .*No space left.*Nothing is lost"):
             sink.write(rows(spark, "'first' as value"), 0)
         assert read_all(store, "orders") == {0: [], 1: [], 2: []}

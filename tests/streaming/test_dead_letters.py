@@ -12,9 +12,9 @@ import pytest
 
 from logstore.errors import DuramenError, InvalidConfig, UnknownTopic
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.staging import EncodeOptions, TopicTarget
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.commit.staging import EncodeOptions, TopicTarget
+from logstore.store import LogStore
 from streaming.dead_letters import PREFIX, faults
 from streaming.sink import LogSink
 
@@ -191,8 +191,8 @@ def test_what_is_found_is_what_the_encoder_would_refuse(strict: LogStore, codec:
 
 
 def _is_refused(store: LogStore, target: TopicTarget, batch: pa.RecordBatch, codec: str) -> bool:
-    from logstore.store.committer import Staging
-    from logstore.store.staging import StagedWriter
+    from logstore.commit.committer import Staging
+    from logstore.commit.staging import StagedWriter
 
     staging = Staging(store)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 ROOT = Path(__file__).parents[2]
 RUNS = 20 if os.environ.get("DURAMEN_SOAK") == "1" else 3

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming import restore_state
 
 Spark = Any

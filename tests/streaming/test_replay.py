@@ -29,10 +29,10 @@ from logstore.records.compression import codec_by_name
 from logstore.records.header import BatchHeader, read_header
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.store.committer import AppBatch, Committer
-from logstore.store.ends import TopicEnds
-from logstore.store.produce import append_table
-from logstore.store.store import LogStore
+from logstore.commit.committer import AppBatch, Committer
+from logstore.directory.ends import TopicEnds
+from logstore.commit.produce import append_table
+from logstore.store import LogStore
 from streaming.sink import LogSink
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]

@@ -25,8 +25,8 @@ from logstore.errors import (
 )
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 from streaming import restore_into_delta
 from streaming.flusher import flush_now
 from streaming.sink import LogSink, store_token
@@ -290,7 +290,7 @@ def test_a_large_batch_is_appended_by_tasks(
     spark: Spark, store: LogStore, read_all: ReadAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streaming.sink.APPLY_ON_DRIVER_BYTES", 0)
-    monkeypatch.setattr("logstore.store.apply.apply_partitions", None)  # the driver must not do it
+    monkeypatch.setattr("logstore.commit.apply.apply_partitions", None)  # the driver must not do it
     rows = spark.range(3000).selectExpr("cast(id as string) as key", "cast(id as string) as value")
     sink(store).write(rows, 0)
     assert sorted(int(record.value or b"") for record in everything(read_all, store)) == list(range(3000))
@@ -325,7 +325,7 @@ def test_a_batch_write_that_fails_after_its_commit_keeps_its_staged_files(
         message = writer.write(iter([rows]))
         if committed:
             with monkeypatch.context() as patch:
-                patch.setattr("logstore.store.committer.apply_partitions", full)
+                patch.setattr("logstore.commit.committer.apply_partitions", full)
                 with pytest.raises(AppendUnfinished):
                     writer.commit([message])
         writer.abort([message])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.store import LogStore
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 Spark = Any

@@ -15,7 +15,7 @@ import pytest
 import streaming.sink as sink_module
 from logstore.errors import NullKey
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming.flusher import flush_now
 from streaming.sink import LogSink
 from streaming.transfer import WideRows, Width, not_adding_up, width_of

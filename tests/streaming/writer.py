@@ -12,9 +12,9 @@ import time
 
 import pyarrow as pa
 
-from logstore.store.committer import Committer
-from logstore.store.maintenance import retain
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.upkeep.maintenance import retain
+from logstore.store import LogStore
 
 TOPIC = "orders"
 KEYS = 97

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.committer import Committer
-from logstore.store.produce import append_table, table_of
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
+from logstore.store import LogStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import InvalidConfig, UnknownConfig
-from logstore.store.apps import Adopt
+from logstore.commit.apps import Adopt
 from streaming.options import EARLIEST, LATEST, Boundary, read_options, write_options
 
 

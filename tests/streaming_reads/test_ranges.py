@@ -14,10 +14,10 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from logstore.errors import InvalidConfig, NotAStore, OffsetOutOfRange, StoreVersionError, UnknownTopic
 from logstore.records.record import Record
-from logstore.store.committer import Committer, Staging
-from logstore.store.maintenance import delete_records
-from logstore.store.staging import EncodeOptions, StagedWriter
-from logstore.store.store import LogStore
+from logstore.commit.committer import Committer, Staging
+from logstore.upkeep.maintenance import delete_records
+from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.store import LogStore
 from streaming.admission import LimitingStreamReader
 from streaming.columns import chosen_columns
 from streaming.options import ReadOptions, read_options

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming import restore_state
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pyspark.errors import PySparkException
 
 from logstore.errors import HistoryCompacted
 from logstore.files import OS_FILES
-from logstore.partition.state import write_state
+from logstore.directory.state import write_state
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming import restore_into_delta, restore_state
 
 if TYPE_CHECKING:

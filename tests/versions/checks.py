@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from compaction_job import compact
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 from streaming import LogSink, restore_into_delta, restore_state
 
 SETTINGS = {

@@ -8,7 +8,7 @@ import pytest
 
 from compaction.lab import NOW_MS, Lab
 from logstore.errors import CorruptBatch
-from logstore.partition.state import PartitionState
+from logstore.directory.state import PartitionState
 from logstore.records.record import Record
 
 

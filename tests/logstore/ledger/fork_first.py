@@ -6,7 +6,7 @@ import os
 import sys
 
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 
 def main(path: str) -> None:

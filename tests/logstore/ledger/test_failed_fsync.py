@@ -21,7 +21,7 @@ from logstore.ledger import CommitRequest, Ledger
 from logstore.ledger.rows import COMMITS
 from logstore.ledger.salvage import salvage
 from logstore.ledger.table import GRACE_MS
-from logstore.partition import unsynced
+from logstore.directory import unsynced
 
 RequestOf = Callable[..., CommitRequest]
 FAILURES = {

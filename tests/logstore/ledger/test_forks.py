@@ -13,7 +13,7 @@ import pytest
 
 from logstore.errors import DuramenError, ForkedProcess
 from logstore.records.record import Record
-from logstore.store.store import LogStore
+from logstore.store import LogStore
 
 RECORDS = [Record(b"key", b"value")]
 

@@ -22,7 +22,7 @@ from logstore.partition.latest import latest_records
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView
-from logstore.partition.state import PartitionState, read_state, write_state
+from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
 

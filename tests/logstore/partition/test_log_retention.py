@@ -10,7 +10,7 @@ from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.partition.log import DeletedSegments, PartitionLog
 from logstore.partition.retention import LogFacts
-from logstore.partition.state import read_state
+from logstore.directory.state import read_state
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,

@@ -5,7 +5,7 @@ import pytest
 from logstore.config import LogConfig
 from logstore.errors import OffsetOutOfRange
 from logstore.partition.log import PartitionLog
-from logstore.partition.state import read_state
+from logstore.directory.state import read_state
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,

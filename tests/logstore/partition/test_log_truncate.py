@@ -12,7 +12,7 @@ from logstore.config import LogConfig
 from logstore.errors import DamagedLog, OffsetOutOfRange, OutOfOrderSequence
 from logstore.partition.log import PartitionLog
 from logstore.partition.reading import Isolation
-from logstore.partition.state import read_state
+from logstore.directory.state import read_state
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,

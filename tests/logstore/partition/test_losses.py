@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from logstore.partition.losses import LOSSES_MAX, clipped, lost_offsets, merged, subtract, without
-from logstore.partition.state import Loss, PartitionState, decode_state, encode_state
+from logstore.directory.state import Loss, PartitionState, decode_state, encode_state
 
 
 def loss(base: int, end: int, **options: bool) -> Loss:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 if any("python_streaming_sink_runner" in argument for argument in sys.orig_argv):
-    from logstore.store.committer import Committer
+    from logstore.commit.committer import Committer
 
     decide = Committer._decide
 

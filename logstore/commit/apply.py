@@ -1,0 +1,307 @@
+"""Applying a committed plan to partitions: plain functions that may run twice, late, or in two processes at once.
+
+Under the partition lock: applied already → nothing to do. Ends at the plan's base → append. Ends in between → the
+rest of an interrupted try is cut first. Below the base → the caller skipped a plan. After a power cut the caller
+repairs first. Many partitions are taken some at a time: what they share (the topic's files, the staged files, the
+sync of their segment lists) is done once for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from logstore.clock import ManualClock
+from logstore.config import LogConfig
+from logstore.errors import CorruptState, DamagedLog
+from logstore.files import replace_files
+from logstore.partition.appender import Appender, tail_of
+from logstore.partition.leader_epochs import LeaderEpochs
+from logstore.partition.log import PartitionLog
+from logstore.partition.producer_state import AppendOrigin
+from logstore.directory.state import PartitionState, encode_state, owner_of, read_state
+from logstore.directory.swap import finish_swap
+from logstore.directory.tail import Tail
+from logstore.segment.names import FileKind, file_name
+from logstore.directory.ends import TopicEnds
+from logstore.commit.plan import Plan, TopicPlan
+from logstore.topics.registry import Topic
+from logstore.commit.small_appends import PARTITIONS_MIN, Group, SmallAppend, append_small
+from logstore.commit.staging import StagedReaders
+from logstore.store import LogStore
+from logstore.directory.tails import PartitionTail
+
+#: partitions whose locks are held together; a second or so at most
+_PARTITIONS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    partition: int
+    end_offset: int
+    tail: Tail
+    was_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What all partitions of a plan's topic share."""
+
+    store: LogStore
+    plan: Plan
+    topic_plan: TopicPlan
+    topic: Topic
+    config: LogConfig
+    staged: StagedReaders
+
+
+def apply_partition(store: LogStore, plan: Plan, topic: Topic, number: int) -> Applied:
+    """Bring one partition to the plan's end. It can be run again after any error. Raises UnknownTopic, DamagedLog."""
+    return apply_partitions(store, plan, topic, (number,))[0]
+
+
+def apply_partitions(store: LogStore, plan: Plan, topic: Topic, numbers: Sequence[int]) -> list[Applied]:
+    """The same for several partitions, in ascending order."""
+    topic_plan = plan.topic(topic.id)
+    assert topic_plan is not None
+    applied: list[Applied] = []
+    folder = store.layout.plan(plan.plan_id)
+    with StagedReaders(store.fs, folder, plan.files, topic_id=topic.id, limits=store.limits) as staged:
+        batch = _Batch(store, plan, topic_plan, topic, topic_plan.log_config(), staged)
+        for first in range(0, len(numbers), _PARTITIONS_AT_ONCE):
+            some = numbers[first : first + _PARTITIONS_AT_ONCE]
+            what = f"append to {topic.name}-{some[0]}" + (f" to {some[-1]}" if len(some) > 1 else "")
+            with store.locks.partitions(topic.id, some, what=what):
+                store.check_exists(topic)  # who comes late must not make files for a topic that is no more
+                applied += _apply_some(batch, some)
+    return applied
+
+
+def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
+    """The caller holds the partitions' locks."""
+    store, topic, sequence = batch.store, batch.topic, batch.topic_plan.sequence
+    applied: list[Applied] = []
+    new: list[tuple[int, PartitionTail]] = []
+    states: dict[str, bytes] = {}
+    ends: TopicEnds | None = None
+    with store.tails(topic) as tails:
+        found = dict(zip(numbers, tails.read_many(numbers), strict=True))
+        unknown = [number for number, tail in found.items() if tail is None or not tail.is_current]
+        if unknown:
+            ends = store.ends(topic)
+            fresh = _fresh_tails(store, topic, unknown, ends)
+            tails.write_many(fresh)  # whoever finds the rest of an interrupted try cuts it to this
+            found.update(fresh)
+        small = _append_small(batch, found)
+        for number, known in found.items():
+            if known is None or not known.is_current:
+                ends = ends or store.ends(topic)
+                known = current_tail(store, topic, number, ends=ends)
+            if known.sequence >= sequence:
+                applied.append(Applied(number, known.end_offset, known.tail, was_done=True))
+                continue
+            base, end = batch.topic_plan.base_offsets[number], batch.topic_plan.end_offsets[number]
+            if known.end_offset != base:
+                raise DamagedLog(
+                    f"the log ends at {known.end_offset}, the plan begins at {base}",
+                    partition=topic.partition(number),
+                    offset=known.end_offset,
+                    hint="Run `duramen recover`",
+                )
+            tail, epoch = known.tail, known.leader_epoch
+            if end > base:
+                done = small.get(number)
+                if done is not None:
+                    tail, epoch, state = done.tail, done.leader_epoch, done.state
+                else:
+                    tail, epoch, state = _append(batch, number, known)
+                if state is not None:
+                    path = store.layout.partition_state(topic.id, number)
+                    states[path] = encode_state(state, owner_of(path))
+            applied.append(Applied(number, end, tail))
+            new.append((number, PartitionTail.of_now(sequence, end, tail, epoch)))
+        replace_files(store.fs, states)  # the lists are on disk before a tail names what they must have
+        tails.write_many(new)
+    return applied
+
+
+def _append_small(batch: _Batch, found: Mapping[int, PartitionTail | None]) -> dict[int, SmallAppend]:
+    """Append to the partitions for which a short way is enough."""
+    store, topic_plan = batch.store, batch.topic_plan
+    known = {
+        number: tail
+        for number, tail in found.items()
+        if tail is not None
+        and tail.is_current
+        and tail.sequence < topic_plan.sequence
+        and tail.end_offset == topic_plan.base_offsets[number]
+    }
+    if len(known) < PARTITIONS_MIN:
+        return {}
+    group = Group(
+        store.fs,
+        store.layout,
+        batch.topic,
+        batch.config,
+        store.limits,
+        batch.plan.now_ms,
+        topic_plan.end_offsets,
+        known,
+    )
+    return append_small(group, batch.staged)
+
+
+def _fresh_tails(
+    store: LogStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds
+) -> list[tuple[int, PartitionTail]]:
+    """Of partitions that were never appended to, as `current_tail` has them."""
+    if len(numbers) < PARTITIONS_MIN:
+        return []
+    tail = PartitionTail.of_now(ends.applied_sequence, 0, Tail())
+    return [(number, tail) for number in numbers if _is_new(store, topic, number, ends)]
+
+
+def current_tail(store: LogStore, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> PartitionTail:
+    """Where the log ends, from its slot or by looking; the caller holds the partition lock.
+
+    Looking takes everything up to the high watermark and cuts off the rest: it was never published.
+    """
+    ends = ends or store.ends(topic)
+    found = store.tail(topic, number)
+    if found is not None and (found.is_current or _is_all_flushed(store, topic, number, found, ends)):
+        return found
+    if _is_new(store, topic, number, ends):
+        tail = PartitionTail.of_now(ends.applied_sequence, 0, Tail())
+        with store.tails(topic) as tails:
+            tails.write(number, tail)  # whoever finds the rest of an interrupted try cuts it to this
+        return tail
+    high_watermark = ends.high_watermarks[number]
+    store.partition_state(topic, number)  # log start and more are in it: a lost one is not made up here
+    log = store.open_log(
+        topic,
+        number,
+        clean=store.closed_cleanly(topic, number, ends),
+        recovery_point=ends.recovery_points[number],
+        high_watermark=high_watermark,
+    )
+    try:
+        if log.log_end_offset < high_watermark:
+            raise DamagedLog(
+                f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
+                partition=topic.partition(number),
+                offset=log.log_end_offset,
+                hint="`duramen recover` goes on behind the loss",
+            )
+        store.cut_unpublished(log, topic, high_watermark)
+    except BaseException:
+        log.close(clean=False)
+        raise
+    log.close()
+    tail = PartitionTail.of_now(ends.applied_sequence, log.log_end_offset, tail_of(log.segments[-1]))
+    with store.tails(topic) as tails:
+        tails.write(number, tail)
+    return tail
+
+
+def _is_new(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> bool:
+    """Whether nothing was ever appended: no list, nothing published, no first segment."""
+    if ends.high_watermarks[number] or ends.recovery_points[number]:
+        return False
+    try:
+        state = read_state(store.fs, store.layout.partition_state(topic.id, number), limits=store.limits)
+    except CorruptState:
+        return False
+    if state is None or not state.is_as_made or state.swap is not None or state.log_start_offset:
+        return False
+    directory = store.layout.partition(topic.partition(number))
+    try:
+        return not store.fs.stat(os.path.join(directory, file_name(0, FileKind.LOG))).size_bytes
+    except FileNotFoundError:
+        return not state.segments
+
+
+def _is_all_flushed(store: LogStore, topic: Topic, number: int, tail: PartitionTail, ends: TopicEnds) -> bool:
+    """Whether a tail from before the machine was started counts: list and file agree with it, all of it was synced."""
+    if not tail.end_offset == ends.recovery_points[number] == ends.high_watermarks[number]:
+        return False
+    try:
+        state = store.partition_state(topic, number)
+    except CorruptState:
+        return False
+    return (
+        bool(state.segments)
+        and state.segments[-1].base_offset == tail.tail.base_offset
+        and store.active_bytes(topic, number, state) == tail.tail.size_bytes
+    )
+
+
+def _append(batch: _Batch, number: int, known: PartitionTail) -> tuple[Tail, int | None, PartitionState | None]:
+    """The new tail, the leader epoch if it is known, and the list that is to be written if it changed."""
+    store, topic = batch.store, batch.topic
+    directory = store.layout.partition(topic.partition(number))
+    state = store.partition_state(topic, number)
+    if state.swap is not None:  # a compaction was killed in the middle
+        state = finish_swap(store.fs, directory, store.layout.partition_state(topic.id, number), state)
+    if state.producers:
+        return _append_with_producers(batch, number), None, None
+    appender = Appender(
+        store.fs,
+        directory,
+        partition=topic.partition(number),
+        config=batch.config,
+        state=state,
+        tail=known.tail,
+        end_offset=known.end_offset,
+        leader_epoch=known.leader_epoch,
+        state_path=store.layout.partition_state(topic.id, number),
+        now_ms=batch.plan.now_ms,
+        limits=store.limits,
+    )
+    try:
+        appender.append(batch.staged.chunks(number))
+        _check_end(topic, number, appender.end_offset, batch.topic_plan.end_offsets[number])
+    except BaseException:
+        appender.close()
+        raise
+    tail, changed = appender.finish()
+    return tail, appender.leader_epoch, changed
+
+
+def _append_with_producers(batch: _Batch, number: int) -> Tail:
+    """Logs that know idempotent producers (imported ones) keep their state: the long way."""
+    store, plan, topic_plan, topic = batch.store, batch.plan, batch.topic_plan, batch.topic
+    epochs = LeaderEpochs.load(store.fs, store.layout.partition(topic.partition(number)), limits=store.limits)
+    log: PartitionLog = store.open_log(
+        topic,
+        number,
+        clean=True,
+        recovery_point=store.ends(topic).recovery_points[number],
+        clock=ManualClock(plan.now_ms),
+        config=batch.config,
+    )
+    try:
+        log.truncate_to(topic_plan.base_offsets[number])  # an interrupted try may have come further
+        for chunk in batch.staged.chunks(number):
+            log.append_batches(
+                chunk.data.data,
+                origin=AppendOrigin.COORDINATOR,
+                leader_epoch=epochs.latest.epoch if epochs.latest else 0,
+            )
+        _check_end(topic, number, log.log_end_offset, topic_plan.end_offsets[number])
+    finally:
+        log.close()
+    return tail_of(log.segments[-1])
+
+
+def _check_end(topic: Topic, number: int, end_offset: int, planned: int) -> None:
+    if end_offset != planned:
+        raise CorruptState(
+            f"the staged batches end at {end_offset}, the plan at {planned}", partition=topic.partition(number)
+        )
+
+
+def numbers_of(topic_plan: TopicPlan) -> Iterable[int]:
+    """Partitions the plan has something for."""
+    pairs = zip(topic_plan.base_offsets, topic_plan.end_offsets, strict=True)
+    return [number for number, (base, end) in enumerate(pairs) if end > base]

@@ -1,0 +1,69 @@
+"""A writer without a daemon flushes what it appended: staged files are the redo log, and must not pile up.
+
+After so many commits, bytes or seconds an append ends with a flush of its topic, and closing the store flushes the
+rest. A flush that fails, or finds the topic taken, fails no append: what is staged stays, and the next one tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logstore.errors import DuramenError, UnknownTopic
+
+if TYPE_CHECKING:
+    from logstore.commit.committer import Committed, Committer
+
+COMMITS_MAX = 32
+BYTES_MAX = 64 << 20
+AGE_S_MAX = 5.0
+
+
+@dataclass(slots=True)
+class _Unflushed:
+    since: float
+    commits: int = 0
+    size_bytes: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.commits >= COMMITS_MAX or self.size_bytes >= BYTES_MAX or time.monotonic() - self.since >= AGE_S_MAX
+
+
+class OwnFlush:
+    """What this process appended and did not flush, by topic; threads may miscount a little, which does no harm."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._topics: dict[str, _Unflushed] = {}
+        #: why the last flush did not happen; the appends stand
+        self.error: Exception | None = None
+
+    def appended(self, committed: Committed) -> None:
+        """Note a commit; flushes the topics that are due."""
+        for name, plan in committed.topics.items():
+            known = self._topics.setdefault(name, _Unflushed(time.monotonic()))
+            known.commits += 1
+            known.size_bytes += plan.bytes
+            if known.is_due:
+                self._flush(name)
+
+    def rest(self) -> None:
+        """Flush all that is left."""
+        for name in list(self._topics):
+            self._flush(name)
+
+    def _flush(self, name: str) -> None:
+        unflushed = self._topics.pop(name, None)
+        if unflushed is None:
+            return  # another thread is at it
+        try:
+            self._committer.flush(self._committer.store.topic(name), wait_ms=0)
+            self.error = None
+        except UnknownTopic:
+            pass  # deleted meanwhile
+        except (DuramenError, OSError) as error:
+            self.error = error
+            # Not at once again: whoever has the topic flushes it, or the next commits do.
+            self._topics[name] = _Unflushed(time.monotonic(), 0, unflushed.size_bytes % BYTES_MAX)

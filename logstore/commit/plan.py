@@ -1,0 +1,148 @@
+"""A plan: everything that decides which bytes a batch becomes, written down before it is committed.
+
+Applying a committed plan gives the same bytes every time, whoever does it: it names the staged files in order, each
+partition's base and end offset, and all that rolling depends on (settings and clock).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from logstore.config import LogConfig
+from logstore.errors import AppendTooLarge, CorruptState
+from logstore.files import FileSystem, replace_file
+from logstore.limits import Limits
+from logstore.directory.sealed import read_sealed, seal, whole_number, whole_numbers
+
+PLAN_FILE = "plan"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    topic: str
+    topic_id: str
+    partitions: int
+    config_version: int
+    configs: dict[str, str]  # the topic's own settings and the store's, resolved, under Kafka's names
+    sequence: int
+    base_offsets: tuple[int, ...]
+    end_offsets: tuple[int, ...]
+    records: int
+    bytes: int
+    #: last stable offsets behind the plan, of partitions in which it ends transactions
+    stable_offsets: dict[int, int] = field(default_factory=dict)
+
+    def log_config(self) -> LogConfig:
+        return LogConfig.from_mapping(self.configs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    plan_id: str
+    now_ms: int
+    files: tuple[str, ...]
+    topics: tuple[TopicPlan, ...]
+    #: whose batch it is: nobody needs it to apply the plan, but a ledger that lost its commit is rebuilt from it
+    app_id: str | None = None
+    batch_id: int | None = None
+    query_id: str | None = None
+
+    def topic(self, topic_id: str) -> TopicPlan | None:
+        return next((topic for topic in self.topics if topic.topic_id == topic_id), None)
+
+
+def write_plan(fs: FileSystem, folder: str, plan: Plan, *, limits: Limits) -> None:
+    """Durable, file and folder, when this returns. Raises AppendTooLarge for one that `read_plan` would refuse."""
+    document = {
+        "plan_id": plan.plan_id,
+        "now_ms": plan.now_ms,
+        "files": list(plan.files),
+        "app_id": plan.app_id,
+        "batch_id": plan.batch_id,
+        "query_id": plan.query_id,
+        "topics": [
+            {
+                "topic": topic.topic,
+                "topic_id": topic.topic_id,
+                "partitions": topic.partitions,
+                "config_version": topic.config_version,
+                "configs": topic.configs,
+                "sequence": topic.sequence,
+                "base_offsets": list(topic.base_offsets),
+                "end_offsets": list(topic.end_offsets),
+                "records": topic.records,
+                "bytes": topic.bytes,
+                "stable_offsets": {str(number): offset for number, offset in topic.stable_offsets.items()},
+            }
+            for topic in plan.topics
+        ],
+    }
+    data = seal(document, version=VERSION)
+    if len(data) > limits.side_file_bytes:
+        raise AppendTooLarge(
+            f"the plan of the batch has {len(data)} bytes; the largest that can be read has {limits.side_file_bytes}",
+            hint="Send the batch in fewer files, or to fewer topics and partitions at a time",
+        )
+    replace_file(fs, os.path.join(folder, PLAN_FILE), data)
+
+
+def read_plan(fs: FileSystem, folder: str, *, limits: Limits) -> Plan:
+    """Raises FileNotFoundError, CorruptState."""
+    path = os.path.join(folder, PLAN_FILE)
+    document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
+    try:
+        files = tuple(_file_name(name) for name in _items(document["files"]))
+        topics = tuple(_topic(entry, path) for entry in _items(document["topics"]))
+        return Plan(
+            str(document["plan_id"]),
+            whole_number(document, "now_ms", file=path),
+            files,
+            topics,
+            app_id=_text_or_none(document.get("app_id")),
+            batch_id=None if document.get("batch_id") is None else whole_number(document, "batch_id", file=path),
+            query_id=_text_or_none(document.get("query_id")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptState(f"malformed plan: {error}", file=path) from None
+
+
+def _topic(entry: object, path: str) -> TopicPlan:
+    if not isinstance(entry, dict):
+        raise ValueError("a topic is not an object")
+    return TopicPlan(
+        str(entry["topic"]),
+        str(entry["topic_id"]),
+        whole_number(entry, "partitions", file=path),
+        whole_number(entry, "config_version", file=path),
+        {str(name): str(value) for name, value in entry["configs"].items()},
+        whole_number(entry, "sequence", file=path),
+        whole_numbers(entry, "base_offsets", file=path),
+        whole_numbers(entry, "end_offsets", file=path),
+        whole_number(entry, "records", file=path),
+        whole_number(entry, "bytes", file=path),
+        {
+            int(number): whole_number(entry["stable_offsets"], number, file=path)
+            for number in entry.get("stable_offsets", {})
+        },
+    )
+
+
+def _text_or_none(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError("not a text")
+    return value
+
+
+def _items(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError("not a list")
+    return value
+
+
+def _file_name(name: object) -> str:
+    """A bare name: a plan never points outside its folder."""
+    if not isinstance(name, str) or os.path.basename(name) != name or not name:
+        raise ValueError(f"{name!r} is not a file name")
+    return name

@@ -1,0 +1,163 @@
+"""Transactions that came with an imported log and have no end: which there are, and ending them with an ABORT marker.
+
+Nothing of ours writes transactions, so an open one belongs to a producer of the cluster the log came from, which will
+never come back: it holds read_committed readers and compaction at its first offset for ever. What Kafka's
+`kafka-transactions --abort` does is done here: a marker in the producer's name, by the commit path of every append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from logstore.errors import CommitConflict, TopicChanged, UnknownTransaction
+from logstore.partition.producer_state import ProducerState
+from logstore.records.control import encode_marker
+from logstore.commit.committer import Committer, Staging
+from logstore.directory.ends import TopicEnds
+from logstore.topics.registry import Topic
+from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.store import LogStore
+from logstore.topic import TopicPartition
+
+_TRIES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    first_offset: int
+    #: of the producer's last batch
+    last_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedNow:
+    """A marker that was written, and where read_committed readers get to since."""
+
+    transaction: OpenTransaction
+    marker_offset: int
+    last_stable_offset: int
+
+
+def open_transactions(store: LogStore, topic: Topic, number: int) -> list[OpenTransaction]:
+    """By first offset. Opens the log only where something holds it back. Raises LockHeld, CorruptState, DamagedLog."""
+    ends = store.ends(topic)
+    if ends.last_stable_offsets[number] >= ends.high_watermarks[number]:
+        return []
+    with store.writing(topic, number, what=f"list transactions of {topic.name}-{number}") as log:
+        return [_of(topic.partition(number), state) for state in log.open_transactions]
+
+
+def find_transaction(store: LogStore, topic_name: str, number: int, producer_id: int) -> OpenTransaction:
+    """Raises UnknownTopic, UnknownTransaction, and as `open_transactions`."""
+    topic = store.topic(topic_name)
+    partition = topic.partition(number)
+    return _named(open_transactions(store, topic, number), partition, producer_id)
+
+
+def abort_transaction(store: LogStore, topic_name: str, number: int, producer_id: int) -> AbortedNow:
+    """End a producer's transaction in one partition. Raises UnknownTopic, UnknownTransaction, LockHeld, DiskFull:
+    nothing was changed then. AppendUnfinished: the marker is committed, and the next writer appends it.
+    """
+    committer = Committer(store)
+    for attempt in range(_TRIES_MAX):
+        found = find_transaction(store, topic_name, number, producer_id)
+        target = committer.target(topic_name)
+        staging = Staging(store)
+        try:
+            now_ms = store.clock.now_ms()
+            writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(), now_ms=now_ms)
+            writer.write_batch(target, number, _marker(found, now_ms))
+            stable = _StableBehind(store, found)
+            done = committer.commit(
+                staging, [writer.finish()], {target.id: target}, engine="local", stable_offsets=stable
+            )
+            plan = done.topics[topic_name]
+            return AbortedNow(found, plan.base_offsets[number], plan.stable_offsets[number])
+        except (TopicChanged, CommitConflict):  # nothing happened: look again
+            if attempt + 1 == _TRIES_MAX:
+                raise
+        finally:
+            staging.close()
+    raise AssertionError("unreachable")
+
+
+class _StableBehind:
+    """Where the log is stable once the marker is in; asked under the topic's lease, so nobody ends another one."""
+
+    def __init__(self, store: LogStore, transaction: OpenTransaction) -> None:
+        self._store = store
+        self._transaction = transaction
+
+    def __call__(self, topic: Topic, ends: TopicEnds) -> dict[int, int]:
+        number = self._transaction.partition.partition
+        states = _states(self._store, topic, number, ends)
+        found = [_of(self._transaction.partition, state) for state in states]
+        _same(found, self._transaction)
+        others = [each.first_offset for each in found if each.producer_id != self._transaction.producer_id]
+        stable = min(others, default=ends.high_watermarks[number] + 1)
+        return {number: max(stable, self._store.partition_state(topic, number).log_start_offset)}
+
+
+def _states(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> Sequence[ProducerState]:
+    """The caller holds the lease, and the topic is settled."""
+    with store.locks.partition(topic.id, number, what=f"abort a transaction of {topic.name}-{number}"):
+        log = store.open_log(
+            topic,
+            number,
+            clean=store.closed_cleanly(topic, number, ends),
+            recovery_point=ends.recovery_points[number],
+            high_watermark=ends.high_watermarks[number],
+        )
+        try:
+            return log.open_transactions
+        finally:
+            log.close()
+
+
+def _of(partition: TopicPartition, state: ProducerState) -> OpenTransaction:
+    assert state.current_txn_first_offset is not None
+    return OpenTransaction(
+        partition,
+        state.producer_id,
+        state.producer_epoch,
+        state.coordinator_epoch,
+        state.current_txn_first_offset,
+        state.last_timestamp_ms,
+    )
+
+
+def _named(found: Sequence[OpenTransaction], partition: TopicPartition, producer_id: int) -> OpenTransaction:
+    for each in found:
+        if each.producer_id == producer_id:
+            return each
+    known = ", ".join(str(each.producer_id) for each in found[:5])
+    raise UnknownTransaction(
+        f"producer {producer_id} has no open transaction in {partition}",
+        partition=partition,
+        hint=f"Open are those of: {known}" if known else "No transaction is open there",
+    )
+
+
+def _same(found: Sequence[OpenTransaction], transaction: OpenTransaction) -> None:
+    if transaction not in found:
+        raise UnknownTransaction(
+            f"the transaction of producer {transaction.producer_id} at offset {transaction.first_offset} was ended"
+            " meanwhile",
+            partition=transaction.partition,
+        )
+
+
+def _marker(transaction: OpenTransaction, now_ms: int) -> bytes:
+    """In the producer's own epoch, as Kafka's tool sends it; a coordinator that never spoke has epoch 0."""
+    return encode_marker(
+        commit=False,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        coordinator_epoch=max(transaction.coordinator_epoch, 0),
+        timestamp_ms=now_ms,
+    )

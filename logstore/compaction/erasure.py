@@ -1,0 +1,458 @@
+"""Where in a store a key may still be: segments, files about to be deleted, staging, quarantine; and when each goes.
+
+Reads every byte of the topic, whatever the state says is current, and changes nothing. What cannot be read counts as a
+place that may hold the key. Copies outside of the store (backups, exports, what consumers made of it) are not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from logstore.cleaner.filter import ABORTED, TOMBSTONE
+from logstore.cleaner.versions import Order
+from logstore.config import LogConfig
+from logstore.errors import DuramenError
+from logstore.files import File, read_whole
+from logstore.ledger import Ledger, RunRow
+from logstore.partition.quarantine import QUARANTINE
+from logstore.directory.state import PartitionState
+from logstore.records.columns import DecodedColumns
+from logstore.records.decoder import Decoder
+from logstore.records.partitioner import partition_for_key
+from logstore.records.table import ATTRIBUTES, BASE_TIMESTAMP, DELETE_HORIZON_BIT, LAST_OFFSET, MAGIC, SKIP
+from logstore.segment.batches import Chunk, read_batches
+from logstore.segment.names import FileKind, Transient, parse_file_name
+from logstore.compaction.compaction import DONE, KIND, PartitionPlan, failures_of, plan_partition, still_set_aside
+from logstore.directory.locks import FileLock
+from logstore.restore.lookup import latest_in_partition
+from logstore.topics.registry import Topic
+from logstore.commit.staging import StagedReader
+from logstore.store import LogStore
+
+SEGMENT, DELETED, LEFTOVER, STAGING, RUN, QUARANTINED = (
+    "segment",
+    "deleted",
+    "leftover",
+    "staging",
+    "run",
+    "quarantine",
+)
+_LOOKS_MAX = 20
+_OWNER_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file that holds records of a key, or may."""
+
+    kind: str
+    file: str
+    partition: int | None
+    #: 0 with `unreadable`
+    records: int
+    offsets: tuple[int, int] | None
+    holds: str
+    #: when it goes, in words, and the earliest moment where that is known
+    goes: str
+    goes_ms: int | None = None
+    unreadable: bool = False
+
+
+@dataclass(slots=True)
+class Erasure:
+    """What was found of one key. Once nothing holds it: the run that must have removed it, if it ever was here."""
+
+    key: bytes
+    places: list[Place] = field(default_factory=list)
+    removed_by: RunRow | None = None
+    #: offsets below this went by retention or delete-records, per partition, where any did
+    log_starts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def erased(self) -> bool:
+        return not self.places
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    key: int
+    offset: int
+    tombstone: bool
+    horizon_ms: int | None
+
+
+@dataclass(slots=True)
+class _Found:
+    """One file's hits."""
+
+    hits: list[_Hit] = field(default_factory=list)
+    last_offset: int = -1
+    unreadable: str | None = None
+
+
+def find_keys(
+    store: LogStore,
+    topic: Topic,
+    keys: Sequence[bytes],
+    *,
+    now_ms: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Erasure]:
+    """Look for the keys in everything the store has of the topic. Raises UnknownTopic, CorruptState, LedgerError."""
+    search = _Search(store, topic, keys, now_ms, progress)
+    for number in range(topic.partitions):
+        search.partition(number)
+    search.staging()
+    return search.result()
+
+
+class _Search:
+    def __init__(
+        self, store: LogStore, topic: Topic, keys: Sequence[bytes], now_ms: int, progress: Callable[[int], None]
+    ) -> None:
+        self._store = store
+        self._fs = store.fs
+        self._topic = topic
+        self._keys = [np.frombuffer(key, dtype=np.uint8) for key in keys]
+        self._now_ms = now_ms
+        self._progress = progress
+        self._config = store.log_config(topic)
+        self._ledger = (
+            Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+            if store.fs.exists(store.layout.ledger)
+            else None
+        )
+        self._failures = {} if self._ledger is None else failures_of(store, self._ledger)
+        self._found = [Erasure(key) for key in keys]
+        self._decoder = Decoder(limits=store.limits, headers=False)
+
+    # --- the log ----------------------------------------------------------------------------------------------------
+
+    def partition(self, number: int) -> None:
+        """Every file in the partition's directory; again from the start when segments changed meanwhile."""
+        directory = self._store.layout.partition(self._topic.partition(number))
+        if not self._fs.exists(directory):
+            return
+        files: dict[str, _Found] = {}
+        for _ in range(_LOOKS_MAX):
+            generation = self._store.partition_state(self._topic, number).generation
+            with contextlib.suppress(FileNotFoundError):
+                files = {
+                    name: self._scan(os.path.join(directory, name))
+                    for name in sorted(self._fs.listdir(directory))
+                    if (parsed := parse_file_name(name)) is not None and parsed.kind is FileKind.LOG
+                }
+                if self._store.partition_state(self._topic, number).generation == generation:
+                    break
+        self._judge_partition(number, directory, files)
+        self._quarantine(number, os.path.join(directory, QUARANTINE))
+
+    def _judge_partition(self, number: int, directory: str, files: dict[str, _Found]) -> None:
+        state = self._store.partition_state(self._topic, number)
+        plan = plan_partition(
+            self._store,
+            self._topic,
+            number,
+            now_ms=self._now_ms,
+            failures=still_set_aside(self._failures, self._now_ms),
+            flushed=True,
+        )
+        listed = {entry.base_offset: entry for entry in state.segments}
+        high_watermark = self._store.high_watermark(self._topic, number)
+        latest = [-1] * len(self._keys)
+        for name, found in files.items():
+            parsed = parse_file_name(name)
+            assert parsed is not None
+            if parsed.transient is Transient.NONE and parsed.base_offset in listed:
+                for hit in found.hits:
+                    latest[hit.key] = max(latest[hit.key], hit.offset)
+        if state.transactions or not Order.of(self._config).by_offset:
+            # The last record need not be the key's value: it may be aborted, or older by its version.
+            for at, key in enumerate(self._keys):
+                if latest[at] >= 0:
+                    record = latest_in_partition(self._store, self._topic, number, key.tobytes())
+                    latest[at] = -1 if record is None else record.offset
+        for name, found in files.items():
+            parsed = parse_file_name(name)
+            assert parsed is not None
+            path = os.path.join(directory, name)
+            if parsed.transient is Transient.DELETED:
+                ctime_ms = self._ctime_ms(path)
+                if ctime_ms is None:
+                    continue  # swept meanwhile
+                goes_ms = ctime_ms + self._config.file_delete_delay_ms
+                self._add(DELETED, path, number, found, "swept once file.delete.delay.ms has passed", goes_ms)
+            elif parsed.transient is Transient.NONE and parsed.base_offset in listed:
+                active = parsed.base_offset == state.segments[-1].base_offset
+                if active and found.last_offset >= high_watermark - 1:
+                    found.unreadable = None  # the end of an append under way, which staging has too
+                self._add_segment(path, number, found, latest, state, plan, active)
+            else:
+                self._add(LEFTOVER, path, number, found, "taken away by the next compaction, or by `duramen recover`")
+
+    def _ctime_ms(self, path: str) -> int | None:
+        try:
+            return self._fs.stat(path).ctime_ms
+        except FileNotFoundError:
+            return None
+
+    def _add_segment(
+        self,
+        path: str,
+        number: int,
+        found: _Found,
+        latest: Sequence[int],
+        state: PartitionState,
+        plan: PartitionPlan,
+        active: bool,
+    ) -> None:
+        for key in range(len(self._keys)):
+            hits = [hit for hit in found.hits if hit.key == key]
+            if not hits:
+                continue
+            # The record that counts leaves last; it need not be the last in the file.
+            last = max(hits, key=lambda hit: (hit.offset == latest[key], hit.offset))
+            superseded = sum(hit.offset != latest[key] for hit in hits)
+            parts = [f"{superseded} superseded"] if superseded else []
+            if last.offset == latest[key]:
+                parts.append("its tombstone" if last.tombstone else "its value")
+            goes, goes_ms = _leaves(self._config, plan, state, last, last.offset == latest[key], active, self._now_ms)
+            self._place(SEGMENT, path, number, key, hits, ", ".join(parts), goes, goes_ms)
+        self._add_unreadable(SEGMENT, path, number, found, "a compaction refuses it; see `duramen verify`")
+
+    def _quarantine(self, number: int, root: str) -> None:
+        for path in self._walk(root):
+            if ".log" in os.path.basename(path):
+                folder = os.path.dirname(path)
+                self._add(
+                    QUARANTINED, path, number, self._scan(path), f"never by itself: look at it, then remove {folder}"
+                )
+
+    # --- staging ----------------------------------------------------------------------------------------------------
+
+    def staging(self) -> None:
+        """Plans and runs of this topic, and all else that lies there."""
+        for name in sorted(self._fs.listdir(self._store.layout.staging)):
+            path = os.path.join(self._store.layout.staging, name)
+            owner, _, kind = name.partition("-")
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if kind == "plan":
+                    self._plan(owner, path)
+                elif kind == "run":
+                    self._run(path)
+                else:
+                    self._other(kind, path)
+
+    def _plan(self, plan_id: str, folder: str) -> None:
+        rows = [] if self._ledger is None else self._ledger.find_plan(plan_id)
+        committed = any(not row.void for row in rows)
+        goes = (
+            "with the next flush of the topic, as `duramen compact` and `duramen schedule` do"
+            if committed
+            else "not committed: when its writer commits and flushes it, or with the next sweep"
+        )
+        for name in sorted(self._fs.listdir(folder)):
+            if not name.endswith(".batches"):
+                continue
+            path = os.path.join(folder, name)
+            try:
+                reader = StagedReader(self._fs, path, topic_id=self._topic.id, limits=self._store.limits)
+            except DuramenError as error:
+                self._add(STAGING, path, None, _Found(unreadable=str(error)), goes)
+                continue
+            try:
+                for number in range(self._topic.partitions):
+                    found = _Found()
+                    self._read(reader.chunks(number), found)
+                    self._add(STAGING, path, number, found, goes)
+            finally:
+                reader.release()
+
+    def _run(self, folder: str) -> None:
+        owner = os.path.join(folder, "owner")
+        partition = self._run_of(owner)
+        if partition is not None and partition not in {str(each) for each in self._topic.partition_list()}:
+            return
+        lock = FileLock(self._fs, owner)
+        left = self._fs.exists(owner) and lock.try_acquire()
+        lock.release()
+        goes = (
+            "left by a killed compaction: with the next one"
+            if left
+            else "a compaction is at work: it is swapped in or removed"
+        )
+        for path in self._walk(folder):
+            if ".log" in os.path.basename(path):
+                number = None if partition is None else int(partition.rpartition("-")[2])
+                self._add(RUN, path, number, self._scan(path), goes)
+
+    def _run_of(self, owner: str) -> str | None:
+        """The partition a run's folder is for; None when it does not say."""
+        try:
+            what = json.loads(read_whole(self._fs, owner, limit=_OWNER_BYTES_MAX))["what"]
+        except (OSError, ValueError, KeyError, TypeError, DuramenError):
+            return None
+        return str(what).removeprefix("compact ") if str(what).startswith("compact ") else None
+
+    def _other(self, kind: str, folder: str) -> None:
+        goes = "never by itself: look at it, then remove it" if kind == "stray" else "with the next `duramen retain`"
+        for path in self._walk(folder):
+            if ".log" in os.path.basename(path):
+                self._add(LEFTOVER, path, None, self._scan(path), goes)
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        try:
+            names = sorted(self._fs.listdir(folder))
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            yield folder
+            return
+        for name in names:
+            yield from self._walk(os.path.join(folder, name))
+
+    # --- one file ---------------------------------------------------------------------------------------------------
+
+    def _scan(self, path: str) -> _Found:
+        """Raises FileNotFoundError."""
+        found = _Found()
+        file: File = self._fs.open(path)
+        try:
+            size = file.size()
+            self._read(read_batches(file, 0, size, limits=self._store.limits, verify_crc=False), found)
+            self._progress(size)
+        finally:
+            file.close()
+        return found
+
+    def _read(self, chunks: Iterator[Chunk], found: _Found) -> None:
+        try:
+            for chunk in chunks:
+                table = chunk.table
+                table[:, SKIP] = 0
+                for columns in self._decoder.columns(chunk.data, table, file=chunk.file, base_position=chunk.position):
+                    for key, wanted in enumerate(self._keys):
+                        for row in _rows_with(columns, wanted).tolist():
+                            offset = int(columns.offsets[row])
+                            batch = table[int(np.searchsorted(table[:, LAST_OFFSET], offset))]
+                            horizon = (
+                                int(batch[BASE_TIMESTAMP])
+                                if batch[MAGIC] == 2 and int(batch[ATTRIBUTES]) & DELETE_HORIZON_BIT
+                                else None
+                            )
+                            found.hits.append(_Hit(key, offset, not columns.values.valid[row], horizon))
+                found.last_offset = int(table[-1, LAST_OFFSET])
+        except DuramenError as error:
+            found.unreadable = str(error)
+
+    # --- the answer -------------------------------------------------------------------------------------------------
+
+    def _add(
+        self, kind: str, path: str, number: int | None, found: _Found, goes: str, goes_ms: int | None = None
+    ) -> None:
+        for key in range(len(self._keys)):
+            hits = [hit for hit in found.hits if hit.key == key]
+            if hits:
+                tombstones = sum(hit.tombstone for hit in hits)
+                holds = f"{len(hits) - tombstones} values, {tombstones} tombstones"
+                self._place(kind, path, number, key, hits, holds, goes, goes_ms)
+        self._add_unreadable(kind, path, number, found, goes, goes_ms)
+
+    def _place(
+        self,
+        kind: str,
+        path: str,
+        number: int | None,
+        key: int,
+        hits: Sequence[_Hit],
+        holds: str,
+        goes: str,
+        goes_ms: int | None,
+    ) -> None:
+        offsets = (min(hit.offset for hit in hits), max(hit.offset for hit in hits))
+        place = Place(kind, path, number, len(hits), None if kind == STAGING else offsets, holds, goes, goes_ms)
+        self._found[key].places.append(place)
+
+    def _add_unreadable(
+        self, kind: str, path: str, number: int | None, found: _Found, goes: str, goes_ms: int | None = None
+    ) -> None:
+        if found.unreadable is not None:
+            holds = f"cannot be read, so it may hold it: {found.unreadable}"
+            for erasure in self._found:
+                erasure.places.append(Place(kind, path, number, 0, None, holds, goes, goes_ms, unreadable=True))
+
+    def result(self) -> list[Erasure]:
+        topic = self._topic
+        done = (pc.field("topic_id") == topic.id) & (pc.field("kind") == KIND) & (pc.field("result") == DONE)
+        runs = [] if self._ledger is None else self._ledger.runs(done)
+        for erasure in self._found:
+            if not erasure.erased:
+                continue
+            numbers = (
+                [partition_for_key(erasure.key, topic.partitions)] if topic.keyed else list(range(topic.partitions))
+            )
+            for run in runs:  # oldest first: the last that took a key for good is the one that must have done it
+                mine = run.kind == KIND and run.topic_id == topic.id and run.partition in numbers
+                if mine and run.result == DONE and (run.removed.get(TOMBSTONE) or run.removed.get(ABORTED)):
+                    erasure.removed_by = run
+            for number in numbers:
+                start = self._store.partition_state(topic, number).log_start_offset
+                if start > 0:
+                    erasure.log_starts[number] = start
+        return self._found
+
+
+def _rows_with(columns: DecodedColumns, wanted: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Rows with exactly this key, compared a byte of all candidates at a time, from the end: keys differ there."""
+    offsets = columns.keys.offsets
+    rows = np.nonzero((np.diff(offsets) == len(wanted)) & (columns.keys.valid != 0))[0]
+    starts = offsets[rows].astype(np.int64)
+    for at in range(len(wanted) - 1, -1, -1):
+        if not len(rows):
+            break
+        same = columns.keys.data[starts + at] == wanted[at]
+        rows, starts = rows[same], starts[same]
+    return rows
+
+
+def _leaves(
+    config: LogConfig,
+    plan: PartitionPlan,
+    state: PartitionState,
+    last: _Hit,
+    is_latest: bool,
+    active: bool,
+    now_ms: int,
+) -> tuple[str, int | None]:
+    """When the newest of a file's records of the key leaves the log."""
+    if last.offset < state.log_start_offset:
+        return "below the log start: with the next retention", now_ms
+    if not config.compact:
+        if config.delete and config.retention_ms >= 0:
+            newest = max((s.largest_timestamp_ms for s in state.segments if s.base_offset <= last.offset), default=-1)
+            return "the topic is not compacted: when retention.ms takes its segment", (
+                newest + config.retention_ms if newest >= 0 and not active else None
+            )
+        return "never: the topic is neither compacted nor kept for a limited time", None
+    if is_latest and not last.tombstone:
+        return "stays: it is the key's value; write a null value to delete it", None
+    if is_latest:
+        if last.horizon_ms is not None:
+            return "with the first compaction after its delete horizon", last.horizon_ms
+        return f"delete.retention.ms ({config.delete_retention_ms} ms) after the compaction that first meets it", None
+    if plan.paused:
+        return "compaction is paused: not before `duramen resume`", None
+    if last.offset >= plan.cleanable.first_uncleanable_offset:
+        held = "its segment is still written to" if active else "it is held back (`duramen explain` says why)"
+        return f"with a compaction later on: {held}", plan.cleanable.next_ms
+    if plan.is_due:
+        return "with the next compaction, which is due", now_ms
+    return f"with the next compaction ({plan.why})", plan.cleanable.next_ms

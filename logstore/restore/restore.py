@@ -1,0 +1,308 @@
+"""Restoring state: which offsets a moment means, whether it can still be had exactly, and reading it without Spark.
+
+The state of a topic at a moment is the latest value of every key among the committed records below the moment's
+offsets, by the order that compaction goes by, too; a tombstone removes its key. Where a key lives in one partition
+only, partitions are restored alone; else they are merged. A plan is made once and read later: what compaction does to
+it in between is noticed when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from logstore.cleaner.versions import Order, winners
+from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, UnknownTopic
+from logstore.limits import INT64_MIN
+from logstore.partition.latest import DEFAULT_MEMORY_BYTES, latest_records
+from logstore.partition.reading import LogView
+from logstore.directory.state import PartitionState
+from logstore.records.arrow import to_arrow
+from logstore.records.columns import DecodedColumns
+from logstore.topics.registry import Topic
+from logstore.store import LogStore
+from logstore.restore.visibility import visible_ends
+
+#: columns of restored rows, in Arrow and in Spark
+RESTORED = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+_OLDEST = (INT64_MIN - 1,)
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """`end_offsets` is where a stream goes on with nothing missed and nothing seen twice."""
+
+    topic: str
+    topic_id: str
+    start_offsets: tuple[int, ...]
+    end_offsets: tuple[int, ...]
+    #: keys live in one partition each, so nothing is shuffled
+    by_partition: bool
+    dropped_tombstones: tuple[int, ...]
+    log_start_offsets: tuple[int, ...]
+    #: only what is newer than an earlier restore
+    is_increment: bool = False
+    allow_thinned: bool = False
+    #: whose record of a key is the latest
+    order: Order = field(default_factory=Order)
+
+    @property
+    def partitions(self) -> int:
+        return len(self.end_offsets)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets are read, at most: compaction leaves gaps."""
+        return sum(end - start for start, end in zip(self.start_offsets, self.end_offsets, strict=True))
+
+    def explain(self) -> str:
+        way = (
+            "each partition alone, without a shuffle"
+            if self.by_partition
+            else "merged across partitions (slower): rows were not all placed by key with this number of partitions"
+        )
+        if not self.order.by_offset:
+            way += f"; of a key's records the one with {self.order} counts"
+        return f"restore {self.topic}: at most {self.offsets} records of {self.partitions} partitions, {way}"
+
+
+def plan_restore(
+    store: LogStore,
+    name: str,
+    *,
+    as_of_offsets: Mapping[int, int] | None = None,
+    as_of_timestamp_ms: int | None = None,
+    since_offsets: Mapping[int, int] | None = None,
+    allow_thinned: bool = False,
+) -> RestorePlan:
+    """What to read for the state now, below `as_of_offsets`, or before the first record later than a timestamp.
+
+    With `since_offsets`, only what is newer: an increment to an earlier restore.
+    Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
+    """
+    if as_of_offsets is not None and as_of_timestamp_ms is not None:
+        raise InvalidConfig("as_of_offsets and as_of_timestamp_ms exclude each other")
+    topic = store.topic(name)
+    order = Order.of(store.log_config(topic))
+    if since_offsets is not None and not order.by_offset:
+        raise InvalidConfig(
+            f"since_offsets would miss what counts in topic {name}: {order} does, which may be an older record",
+            hint="Restore everything, without since_offsets",
+        )
+    latest = visible_ends(store, [topic])[topic.id].visible(committed=True)
+    ends = list(latest)
+    if as_of_offsets is not None:
+        ends = _checked(topic, as_of_offsets, latest, "as_of_offsets")
+    elif as_of_timestamp_ms is not None:
+        if as_of_timestamp_ms < 0:
+            raise InvalidConfig(f"as_of_timestamp_ms is {as_of_timestamp_ms}; expected milliseconds from 0 up")
+        for number in range(topic.partitions):
+            later = store.reader(topic, number).offset_for_timestamp(as_of_timestamp_ms + 1)
+            ends[number] = latest[number] if later is None else min(later.offset, latest[number])
+    states = [store.partition_state(topic, number) for number in range(topic.partitions)]
+    if not allow_thinned:
+        _check_exact(topic, {n: _exact_from(state, ends[n], latest[n]) for n, state in enumerate(states)})
+    starts = [state.log_start_offset for state in states]
+    log_starts = tuple(starts)
+    if since_offsets is not None:
+        starts = _checked(topic, since_offsets, latest, "since_offsets")
+        for number, (since, end, log_start) in enumerate(zip(starts, ends, log_starts, strict=True)):
+            if end < since:
+                raise InvalidConfig(f"{topic.partition(number)} would end at {end}, before its start {since}")
+            if since < log_start:
+                raise OffsetOutOfRange(
+                    f"records {since} to {log_start} are gone: the log starts at {log_start}",
+                    partition=topic.partition(number),
+                    offset=since,
+                    hint="Restore everything, without since_offsets",
+                )
+    return RestorePlan(
+        topic.name,
+        topic.id,
+        tuple(starts),
+        tuple(max(end, start) for start, end in zip(starts, ends, strict=True)),
+        topic.keyed,
+        tuple(state.dropped_tombstones for state in states),
+        log_starts,
+        since_offsets is not None,
+        allow_thinned,
+        order,
+    )
+
+
+def _exact_from(state: PartitionState, end: int, latest: int) -> int | None:
+    """The earliest offset at which the partition's state can still be had; None when it can be had at `end`.
+
+    Before the first offset there never was anything, and what is latest is whatever the log has.
+    """
+    return state.exact_from(end) if 0 < end < latest else None
+
+
+def _check_exact(topic: Topic, exact_from: Mapping[int, int | None]) -> None:
+    thinned = {number: offset for number, offset in exact_from.items() if offset is not None}
+    if not thinned:
+        return
+    error = HistoryCompacted(
+        f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be had as of that moment: "
+        f"compaction or retention removed records; exact from "
+        f"{', '.join(f'offset {offset} of partition {number}' for number, offset in thinned.items())} on",
+        partition=topic.partition(min(thinned)),
+        hint="Ask for a later moment, or pass allow_thinned=True to get what is left",
+    )
+    error.earliest = {f"{topic.name}-{number}": offset for number, offset in thinned.items()}
+    raise error
+
+
+def _checked(topic: Topic, given: Mapping[int, int], latest: tuple[int, ...], name: str) -> list[int]:
+    missing = sorted(set(range(topic.partitions)) - set(given))
+    foreign = sorted(set(given) - set(range(topic.partitions)))
+    if missing or foreign:
+        what = f"says nothing of partition {missing[0]}" if missing else f"names partition {foreign[0]}"
+        raise InvalidConfig(f"{name} {what}; topic {topic.name} has partitions 0 to {topic.partitions - 1}")
+    for number, offset in given.items():
+        if type(offset) is not int:
+            raise InvalidConfig(f"{name} has {offset!r} for partition {number}; expected a whole number")
+        if not 0 <= offset <= latest[number]:
+            raise OffsetOutOfRange(
+                f"{name} asks for {offset}, the log ends at {latest[number]}",
+                partition=topic.partition(number),
+                offset=offset,
+            )
+    return [given[number] for number in range(topic.partitions)]
+
+
+def restore_partition(
+    store: LogStore,
+    plan: RestorePlan,
+    number: int,
+    *,
+    tombstones: bool = False,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    headers: bool = False,
+) -> Iterator[DecodedColumns]:
+    """The latest record of each key of one partition, as planned.
+
+    Raises UnknownTopic when the topic was re-created since, HistoryCompacted when compaction has overtaken the plan.
+    """
+    topic = store.topic(plan.topic)
+    if topic.id != plan.topic_id:
+        raise UnknownTopic(f"topic {plan.topic} was deleted and created again", hint="Plan the restore anew")
+    end = plan.end_offsets[number]
+    planned_tombstones = plan.dropped_tombstones[number]
+
+    def check(state: PartitionState, view: LogView) -> None:
+        if not plan.allow_thinned:
+            _check_exact(topic, {number: _exact_from(state, end, view.end_offset)})
+        if plan.is_increment and state.dropped_tombstones != planned_tombstones:
+            raise HistoryCompacted(
+                "compaction dropped tombstones that the increment must deliver",
+                partition=topic.partition(number),
+                hint="Restore everything, without since_offsets",
+            )
+
+    yield from latest_records(
+        store.reader(topic, number),
+        plan.start_offsets[number],
+        end,
+        tombstones=tombstones,
+        committed=True,
+        memory_bytes=memory_bytes,
+        headers=headers,
+        limits=store.limits,
+        held=check,
+        winners=None
+        if plan.order.by_offset
+        else lambda view, low, high: winners(view, low, high, plan.order, committed=True, limits=store.limits),
+    )
+
+
+def restored_batch(columns: DecodedColumns, partition: int) -> pa.RecordBatch:
+    """Restored records with the columns of RESTORED."""
+    decoded = to_arrow(columns)
+    arrays = [
+        decoded.column("key"),
+        decoded.column("value"),
+        pa.repeat(pa.scalar(partition, pa.int32()), len(columns)),
+        decoded.column("offset"),
+        pa.array(columns.timestamps_ms * 1000, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=RESTORED)
+
+
+def restore(
+    store: LogStore,
+    plan: RestorePlan,
+    *,
+    tombstones: bool = False,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[int], None] = lambda offsets: None,
+) -> Iterator[pa.RecordBatch]:
+    """The planned state as Arrow batches, one row a key. `progress` is told how many offsets were done since last time.
+
+    Where keys must be merged across partitions, all keys of the topic are held in memory for the time.
+    Raises what `restore_partition` raises.
+    """
+    if plan.by_partition:
+        for number in range(plan.partitions):
+            at = plan.start_offsets[number]
+            for columns in restore_partition(store, plan, number, tombstones=tombstones, memory_bytes=memory_bytes):
+                yield restored_batch(columns, number)
+                reached = max(int(columns.offsets[-1]) + 1, at)  # buckets begin anew
+                progress(reached - at)
+                at = reached
+            progress(plan.end_offsets[number] - at)
+        return
+    newest = _newest(store, plan, memory_bytes)
+    for number in range(plan.partitions):
+        for columns in restore_partition(store, plan, number, tombstones=tombstones, memory_bytes=memory_bytes):
+            batch = restored_batch(columns, number)
+            keys = batch.column("key").to_pylist()
+            own = [
+                newest[key][2:] == (number, offset) for key, offset in zip(keys, columns.offsets.tolist(), strict=True)
+            ]
+            if any(own):
+                yield batch.filter(pa.array(own))
+        progress(plan.end_offsets[number] - plan.start_offsets[number])
+
+
+def _newest(store: LogStore, plan: RestorePlan, memory_bytes: int) -> dict[bytes, tuple[int, ...]]:
+    """Version, timestamp, partition and offset of each key's newest record, tombstones included.
+
+    Offsets of different partitions say nothing about order, so where versions do not decide the timestamp does; a tie
+    goes to the higher partition, here as everywhere.
+    """
+    newest: dict[bytes, tuple[int, ...]] = {}
+    for number in range(plan.partitions):
+        for columns in restore_partition(
+            store, plan, number, tombstones=True, memory_bytes=memory_bytes, headers=plan.order.needs_headers
+        ):
+            keys = restored_batch(columns, number).column("key").to_pylist()
+            times, offsets = columns.timestamps_ms.tolist(), columns.offsets.tolist()
+            versions = versions_of(columns, plan.order).tolist()
+            for key, version, timestamp_ms, offset in zip(keys, versions, times, offsets, strict=True):
+                place = (version, timestamp_ms, number, offset)
+                if place > newest.get(key, _OLDEST):
+                    newest[key] = place
+    return newest
+
+
+def versions_of(columns: DecodedColumns, order: Order) -> npt.NDArray[np.int64]:
+    """What decides between records of a key in several partitions before their timestamps, which come next."""
+    versions = np.zeros(len(columns), dtype=np.int64)
+    if order.needs_headers:
+        for row, record in enumerate(columns.records()):
+            versions[row] = order.version(record.timestamp_ms, record.headers)
+    return versions

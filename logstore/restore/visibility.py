@@ -1,0 +1,70 @@
+"""What readers may see of a topic, and of several at once. Every read path asks here.
+
+Isolation, in Kafka's terms:
+
+- Nothing above the high watermark is seen by anybody. Control records (transaction markers) are never returned.
+- **read_uncommitted** ends at the high watermark. Records of open and of aborted transactions are among what it
+  returns, until compaction removes the aborted ones.
+- **read_committed** ends at the last stable offset, below which no transaction is open, and leaves out records of
+  aborted transactions. Compaction does not change what it returns of a key's latest record.
+
+What answers with state is always read_committed: `get`, `restore`, increments and Delta tables. What streams records
+takes a level: `LogStore.follow` read_committed unless told otherwise; `consume` and the Spark source read_uncommitted
+unless told otherwise, as Kafka's own consumers. `prove-erased`, `verify` and `dump` look at bytes, so they see
+everything. Transactions come from imported topics only: what this store commits itself is never open and never
+aborted.
+
+Several topics: one commit may write to several. Its topics are published one after the other, but all of them are
+appended before the first is published, and what is published first says how far the others are (`TopicEnds.joint`).
+Whoever reads several topics takes the higher of both for each, and so sees a commit in all its topics or in none,
+also when its writer died between two of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from logstore.errors import LockHeld
+from logstore.directory.ends import TopicEnds
+from logstore.topics.registry import Topic
+from logstore.store import LogStore
+
+_LOOKS_MAX = 1000
+_LOOKS_AT_ONCE = 20
+_LOOK_AGAIN_S = 0.001
+
+
+def visible_ends(store: LogStore, topics: Sequence[Topic]) -> dict[str, TopicEnds]:
+    """The ends of the topics as of one moment, by topic id; use `TopicEnds.visible` for a reader's own.
+
+    Raises CorruptState; LockHeld when they never stand still for as long as it takes to read them twice.
+    """
+    distinct = list({topic.id: topic for topic in topics}.values())
+    before = {topic.id: store.ends(topic) for topic in distinct}
+    if len(distinct) <= 1:
+        return before
+    for look in range(_LOOKS_MAX):
+        ends = {topic.id: store.ends(topic) for topic in distinct}
+        # What is the same in two looks was so at once, somewhere between them.
+        if all(_seen(ends[topic_id]) == _seen(before[topic_id]) for topic_id in ends):
+            return {topic_id: _joined(topic_id, own, ends) for topic_id, own in ends.items()}
+        before = ends
+        if look >= _LOOKS_AT_ONCE:
+            time.sleep(_LOOK_AGAIN_S)
+    raise LockHeld(
+        f"the ends of {', '.join(topic.name for topic in distinct)} moved each of {_LOOKS_MAX} times they were read",
+        hint="Try again",
+    )
+
+
+def _seen(ends: TopicEnds) -> tuple[object, ...]:
+    return ends.high_watermarks, ends.last_stable_offsets, ends.applied_sequence, ends.joint
+
+
+def _joined(topic_id: str, own: TopicEnds, ends: dict[str, TopicEnds]) -> TopicEnds:
+    for other in ends.values():
+        told = other.joint.get(topic_id)
+        if told is not None and told.sequence > own.applied_sequence:
+            own = own.advanced(told.end_offsets, told.sequence)
+    return own
