@@ -21,12 +21,12 @@ import pyarrow as pa
 from bench import machine
 from bench.result import Result, median
 from compaction_job.job import Report, compact, plan, retain_all
+from logstore.compaction.compaction import DONE, KIND
 from logstore.ledger import Ledger
 from logstore.ledger.rows import COMMITS, RUNS
 from logstore.ledger.table import Change
-from logstore.upkeep.backup import backup
-from logstore.compaction.compaction import DONE, KIND
 from logstore.store import LogStore
+from logstore.upkeep.backup import backup
 
 LEDGER_SIZES = (1_000, 10_000, 100_000)
 PARTITION_SIZES = (100, 1_000, 10_000)

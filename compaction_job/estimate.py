@@ -15,13 +15,13 @@ from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import aborted_between, build_map, open_source
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import PassWork
+from logstore.compaction.compaction import Budget, PartitionPlan, budget_of, map_advice, pass_work
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.records.marks import MARK_ACTION, MARK_KEPT, REBUILD, VERBATIM, Marks
 from logstore.records.table import COUNT, HEADER_BYTES, SIZE, BatchTable
-from logstore.compaction.compaction import Budget, PartitionPlan, budget_of, map_advice, pass_work
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
 
 READ_BYTES_MAX = 256 << 20
 

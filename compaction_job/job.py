@@ -22,9 +22,6 @@ from compaction_job.estimate import Estimate, estimate_partition
 from compaction_job.tasks import JOB_BYTES
 from logstore.cleaner.cleaner import Engine, LocalEngine
 from logstore.cleaner.work import Cleaned
-from logstore.config import LogConfig, hold_back
-from logstore.errors import CleaningAborted, DuramenError, LockHeld
-from logstore.ledger import Ledger
 from logstore.commit.committer import Committer
 from logstore.compaction.compaction import (
     DONE,
@@ -45,11 +42,14 @@ from logstore.compaction.compaction import (
     still_set_aside,
     sweep_runs,
 )
-from logstore.upkeep.maintenance import Retention, flush_before_retention, retain
-from logstore.topics.registry import Topic
 from logstore.compaction.segment_counts import SegmentCounts
+from logstore.config import LogConfig, hold_back
 from logstore.directory.shared_clock import doubt_of
+from logstore.errors import CleaningAborted, DuramenError, LockHeld
+from logstore.ledger import Ledger
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
+from logstore.upkeep.maintenance import Retention, flush_before_retention, retain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -491,7 +491,7 @@ def _threads(store: LogStore) -> int:
 
 
 def _ledger(store: LogStore) -> Ledger:
-    return Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+    return store.ledger()
 
 
 def _opened(store: str | PathLike[str] | LogStore) -> AbstractContextManager[LogStore]:

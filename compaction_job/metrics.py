@@ -24,12 +24,6 @@ from prometheus_client.registry import Collector
 from compaction_job.bounded_server import BoundedHandler, BoundedServer
 from logstore.cleaner.eligibility import Cleanable, cleanable
 from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDED, TOMBSTONE
-from logstore.config import LogConfig
-from logstore.errors import DuramenError
-from logstore.ledger import Ledger
-from logstore.ledger.receipts import SUMMARY
-from logstore.partition.losses import lost_offsets
-from logstore.directory.state import PartitionState
 from logstore.compaction.compaction import (
     ABANDONED,
     DONE,
@@ -41,8 +35,14 @@ from logstore.compaction.compaction import (
     first_timestamp,
     rules_of,
 )
-from logstore.topics.registry import Topic
+from logstore.config import LogConfig
+from logstore.directory.state import PartitionState
+from logstore.errors import DuramenError
+from logstore.ledger import Ledger
+from logstore.ledger.receipts import SUMMARY
+from logstore.partition.losses import lost_offsets
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
 
 #: results and reasons that are always there, also at 0: a counter that appears late loses its first increase
 RESULTS = (DONE, FAILED, ABANDONED)
@@ -271,7 +271,7 @@ class StoreCollector(Collector):
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
-        self._ledger = LedgerFigures(store, Ledger(store.layout.ledger, fs=store.fs, clock=store.clock))
+        self._ledger = LedgerFigures(store, store.ledger())
 
     def figures(self) -> tuple[list[PartitionFigures], int]:
         """Every partition, and how many could not be read."""

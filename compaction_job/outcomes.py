@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow.compute as pc
 
 from compaction_job.step import run_step, store_parser
-from logstore.ledger import Ledger
 from logstore.store import LogStore
 
 
@@ -27,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
 
 def outcomes(store: LogStore, airflow_run_id: str) -> list[dict[str, Any]]:
     """Topics and partitions in order."""
-    ledger = Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+    ledger = store.ledger()
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for run in ledger.runs(pc.field("airflow_run_id") == airflow_run_id):
         found[run.topic or "", run.partition or 0] = {

@@ -23,14 +23,13 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from compaction_job.job import Report, compact, project, retain_all
 from compaction_job.metrics import Health, MetricsServer, StoreCollector
-from logstore.config import BrokerConfig
-from logstore.errors import DuramenError, InvalidConfig, LockHeld, NotAStore
-from logstore.ledger import Ledger
-from logstore.limits import INT64_MAX
 from logstore.commit.committer import Committer
 from logstore.compaction.compaction import DONE, FAILED, SKIPPED, Run
+from logstore.config import BrokerConfig
 from logstore.directory.locks import FileLock, holder
 from logstore.directory.shared_clock import doubt_of
+from logstore.errors import DuramenError, InvalidConfig, LockHeld, NotAStore
+from logstore.limits import INT64_MAX
 from logstore.store import LogStore
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class Scheduler:
             LEDGER: self._upkeep,
         }
         try:
-            self._ledger = Ledger(self._store.layout.ledger, fs=self._store.fs, clock=self._store.clock)
+            self._ledger = self._store.ledger()
             resolved = intervals_of(self._store.broker_config, intervals)
         except BaseException:
             self._store.close()

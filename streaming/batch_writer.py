@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from logstore.errors import InvalidConfig, InvalidRecord
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committer, Staging
 from logstore.commit.staging import EncodeOptions
+from logstore.errors import InvalidConfig, InvalidRecord
 from logstore.store import LogStore
 from streaming.options import WriteOptions
 from streaming.sink import (

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.commit.staging import EncodeOptions, StagedWriter, TopicTarget
 from logstore.errors import InvalidTopic, RecordTooLarge
 from logstore.limits import INT64_MAX
 from logstore.partition.validation import codec_level, topic_codec_id
@@ -21,7 +22,6 @@ from logstore.records.arrow import columns_of_batch
 from logstore.records.compression import codec_by_name
 from logstore.records.encoder import BatchOptions, Encoder
 from logstore.records.table import HEADER_BYTES, SIZE
-from logstore.commit.staging import EncodeOptions, StagedWriter, TopicTarget
 from logstore.topic import check_topic_name
 
 PREFIX = "duramen.dead."

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from logstore.errors import InvalidConfig, UnknownConfig
 from logstore.commit.apps import Adopt
+from logstore.errors import InvalidConfig, UnknownConfig
 
 EARLIEST = -2
 LATEST = -1

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from logstore.ledger import CommitRow
 from logstore.commit.committer import Committed
+from logstore.ledger import CommitRow
 
 #: name of the observation; an app_id is appended
 OBSERVED = "duramen"

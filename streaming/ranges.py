@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from logstore.errors import InvalidConfig, OffsetOutOfRange, UnknownTopic
-from logstore.topics.registry import Topic
-from logstore.store import LogStore
 from logstore.restore.visibility import visible_ends
+from logstore.store import LogStore
+from logstore.topics.registry import Topic
 from streaming.options import EARLIEST, IDS, LATEST, Boundary, ReadOptions
 
 #: topic -> partition (as text: offsets of a stream are JSON) -> offset; and under IDS topic -> id

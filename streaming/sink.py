@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from logstore.commit.apps import Adopt, AppBatch
+from logstore.commit.committer import Committed, Committer, Staging, target_of
+from logstore.commit.plan import Plan
+from logstore.commit.staging import EncodeOptions, StagedFile, TopicTarget
 from logstore.errors import (
     CommitConflict,
     InvalidConfig,
@@ -28,12 +32,10 @@ from logstore.errors import (
     UnknownTopic,
 )
 from logstore.python_workers import explained, use_this_python
-from logstore.commit.apps import Adopt, AppBatch
-from logstore.commit.committer import Committed, Committer, Staging, target_of
-from logstore.commit.plan import Plan
-from logstore.topics.registry import Topic
-from logstore.commit.staging import EncodeOptions, StagedFile, TopicTarget
 from logstore.store import LogStore
+from logstore.topics.creating import create_topic
+from logstore.topics.opened import OpenStore
+from logstore.topics.registry import Topic
 from streaming.connect import calling_query, leave_mark
 from streaming.dead_letters import DeadLetters
 from streaming.flusher import flush_later
@@ -277,7 +279,7 @@ class LogSink:
             if self.create_topics is None:
                 error.hint = "Create it with `duramen topics create`, or give create_topics"
                 raise
-            committer.store.create_topic(name, **self.create_topics)
+            create_topic(committer.store, name, **self.create_topics)
 
 
 def _run(rows: DataFrame, job: EncodeJob) -> list[StagedFile]:
@@ -325,7 +327,7 @@ def committer_of(store: str, *, create: bool = False) -> Committer:
         return _open_stores[key]
 
 
-def store_token(store: LogStore) -> str:
+def store_token(store: OpenStore) -> str:
     """The secret of the store's own file system, by which executors show that they see it."""
     path = os.path.join(store.layout.locks, "token")
     if not store.fs.exists(path):

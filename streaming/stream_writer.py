@@ -20,10 +20,10 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from logstore.errors import InvalidConfig, InvalidRecord, TopicChanged
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committer, Staging
 from logstore.commit.staging import EncodeOptions, StagedFile, TopicTarget
+from logstore.errors import InvalidConfig, InvalidRecord, TopicChanged
 from logstore.store import LogStore
 from streaming.options import WriteOptions
 from streaming.sink import (

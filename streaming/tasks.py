@@ -18,12 +18,9 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.errors import DuramenError, UnsuitableFileSystem, is_disk_full
-from logstore.files import OS_FILES
 from logstore.commit.apply import apply_partitions
 from logstore.commit.committer import disk_full
 from logstore.commit.plan import read_plan
-from logstore.directory.shared_clock import agreed_ms
 from logstore.commit.staging import (
     EncodeOptions,
     PartitionCount,
@@ -32,6 +29,9 @@ from logstore.commit.staging import (
     TopicTarget,
     target_named,
 )
+from logstore.directory.shared_clock import agreed_ms
+from logstore.errors import DuramenError, UnsuitableFileSystem, is_disk_full
+from logstore.files import OS_FILES
 from logstore.store import LogStore
 from streaming.dead_letters import DeadLetters, could_be_topic, write_sifted, write_unknown_topic
 from streaming.transfer import WideRows, Width

@@ -15,9 +15,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("logstore",),  # the package itself and the modules directly in it: errors, limits, clock, files, topic, ...
     ("logstore.records",),
     ("logstore.segment",),
+    ("logstore.directory",),  # what only a POSIX directory needs: small files, locks, tails, swaps
     ("logstore.partition",),
     ("logstore.cleaner",),
     ("logstore.ledger",),
+    ("logstore.topics",),
+    ("logstore.commit", "logstore.restore"),
+    ("logstore.compaction", "logstore.transfer"),
+    ("logstore.upkeep",),
     ("logstore.store",),
     ("streaming", "compaction_job"),  # side by side: neither imports the other
     ("pyspark_duramen",),

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from compaction_job.job import Progress, Report
     from logstore.compaction.compaction import PartitionPlan
     from logstore.compaction.erasure import Erasure
-    from logstore.topics.registry import Topic
     from logstore.store import LogStore
+    from logstore.topics.registry import Topic
 
 PAUSED = "duramen.compaction.paused"
 NEXT_RULES = {
@@ -73,8 +73,8 @@ class EngineName(str, Enum):
 
 def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
     """Show for each partition whether it is due for compaction, why, and when it will be due next."""
-    from logstore.errors import DuramenError
     from logstore.compaction.compaction import plan_partition
+    from logstore.errors import DuramenError
 
     damaged = False
     with session.open() as store:
@@ -123,12 +123,11 @@ def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
 
 def _failures(store: LogStore, now_ms: int) -> dict[tuple[str, int], Any]:
     """Set-aside partitions; a store without a ledger has none, and is not given one by looking."""
-    if not store.fs.exists(store.layout.ledger):
+    if not store.has_ledger:
         return {}
-    from logstore.ledger import Ledger
     from logstore.compaction.compaction import failures_of, still_set_aside
 
-    ledger = Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+    ledger = store.ledger()
     return still_set_aside(failures_of(store, ledger), now_ms)
 
 

@@ -14,10 +14,10 @@ from duramen.session import bad_usage, session
 from duramen.terminal import json_text
 
 if TYPE_CHECKING:
-    from logstore.records.record import Record
     from logstore.directory.ends import TopicEnds
-    from logstore.topics.registry import Topic
+    from logstore.records.record import Record
     from logstore.store import LogStore
+    from logstore.topics.registry import Topic
 
 _POLL_S = 0.1
 

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 from duramen.session import time_text
 
 if TYPE_CHECKING:
+    from logstore.directory.finding import StoreReport
     from logstore.store import LogStore
-    from logstore.upkeep.store_report import StoreReport
 
 
 def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
     """What is wrong with the store as a whole; the ledger's libraries are loaded only where there is one to look at."""
-    from logstore.upkeep.identity import examine_identity
+    from logstore.directory.identity import examine_identity
     from logstore.upkeep.side_files import examine_side_files
-    from logstore.upkeep.store_report import is_unwritten
 
     report = examine_identity(store.fs, store.layout)
     report.add(examine_side_files(store))
-    if not is_unwritten(store):
+    if not store.is_unwritten():
         from logstore.upkeep.repair import examine
 
         report.add(examine(store, deep=deep))
@@ -28,8 +27,8 @@ def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
 
 def origin_document(store: LogStore) -> dict[str, Any] | None:
     """Of what the store is a copy; None when it is none, or does not tell."""
-    from logstore.errors import CorruptState
     from logstore.directory.origin import read_origin
+    from logstore.errors import CorruptState
 
     try:
         origin = read_origin(store.fs, store.layout)

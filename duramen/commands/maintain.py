@@ -13,10 +13,10 @@ from duramen.losses import loss_documents, loss_text, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
-    from logstore.upkeep.maintenance import Recovery, RecoveryLedger
-    from logstore.topics.registry import Topic
+    from logstore.directory.finding import StoreReport
     from logstore.store import LogStore
-    from logstore.upkeep.store_report import StoreReport
+    from logstore.topics.registry import Topic
+    from logstore.upkeep.maintenance import Recovery, RecoveryLedger
     from logstore.upkeep.strays import Stray
     from logstore.upkeep.topic_repair import TopicRepair
     from logstore.upkeep.verify import Verification
@@ -221,8 +221,8 @@ def recover(
     """Repair the ledger and partitions: take out damaged batches, keep all others, rebuild the rest; exit 3 when there
     was damage.
     """
+    from logstore.directory.identity import restore_identity
     from logstore.files import OS_FILES
-    from logstore.upkeep.identity import restore_identity
     from logstore.upkeep.maintenance import RecoveryLedger
     from logstore.upkeep.repair import repair, restore_version
     from logstore.upkeep.side_files import restore_side_files
@@ -436,9 +436,9 @@ def retain(
 ) -> None:
     """Delete segments that retention.ms, retention.bytes or the log start give up."""
     with session.open() as store:
+        from logstore.directory.shared_clock import doubt_of
         from logstore.upkeep.maintenance import flush_before_retention
         from logstore.upkeep.maintenance import retain as retain_partition
-        from logstore.directory.shared_clock import doubt_of
 
         partitions = _partitions(store, topics, partition)
         doubt = doubt_of(store.clock) if now_ms is None else None

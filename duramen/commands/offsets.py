@@ -13,10 +13,10 @@ from duramen.session import bad_usage, print_pairs, print_table, session, size_t
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from logstore.ledger import Ledger, SegmentRow
     from logstore.directory.state import PartitionState
-    from logstore.topics.registry import Topic
+    from logstore.ledger import Ledger, SegmentRow
     from logstore.store import LogStore
+    from logstore.topics.registry import Topic
 
 Topics = Annotated[
     list[str] | None,
@@ -168,11 +168,10 @@ def _counted_text(partition: dict[str, Any]) -> list[object]:
 
 def _ledger(store: LogStore) -> Ledger | None:
     """None where nothing was ever committed: looking does not make one, and starts faster."""
-    if not store.fs.exists(store.layout.ledger):
+    if not store.has_ledger:
         return None
-    from logstore.ledger import Ledger
 
-    return Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+    return store.ledger()
 
 
 def _counted(known: Iterable[SegmentRow], state: PartitionState) -> dict[str, int | None]:

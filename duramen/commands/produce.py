@@ -56,11 +56,11 @@ def produce(
     Up to 100,000 lines are appended at once, all or none of them. When a later line is wrong, the error says which
     lines are appended already, and --from-line or --app-id go on behind them.
     """
-    from logstore.records.compression import codec_by_name
     from logstore.commit.committer import Committer
     from logstore.commit.own_flush import OwnFlush
     from logstore.commit.produce import append_table
     from logstore.commit.staging import EncodeOptions
+    from logstore.records.compression import codec_by_name
 
     if app_id is not None and from_line != 1:
         raise bad_usage("--app-id and --from-line exclude each other: the app id knows from which line to go on")

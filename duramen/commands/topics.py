@@ -11,8 +11,8 @@ from duramen.commands.health import origin_document, origin_text
 from duramen.session import DAMAGE, bad_usage, key_values, print_pairs, print_table, session, stop, time_text
 
 if TYPE_CHECKING:
-    from logstore.topics.registry import Topic
     from logstore.store import LogStore
+    from logstore.topics.registry import Topic
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -224,8 +224,8 @@ def export(
         raise bad_usage("--cluster-id and --node-id belong together")
     with session.open() as store:
         from logstore.directory.checkpoint import MetaProperties
-        from logstore.transfer import kafka_export
         from logstore.topic import new_topic_id
+        from logstore.transfer import kafka_export
 
         target = os.path.abspath(directory)
         topics = [store.topic(name) for name in topic] if topic else store.topics()

@@ -25,11 +25,11 @@ from logstore.cleaner.rewrite import GroupWriter, OpenGroup
 from logstore.cleaner.throttle import Throttle
 from logstore.cleaner.work import Cleaned, CleaningOptions, Indexed, PassReport, PassWork
 from logstore.config import LogConfig
+from logstore.directory.state import PartitionState, SegmentEntry, read_state, write_state
+from logstore.directory.swap import finish_swap, swap_in
 from logstore.errors import CorruptState, SegmentsChanged
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.directory.state import PartitionState, SegmentEntry, read_state, write_state
-from logstore.directory.swap import finish_swap, swap_in
 from logstore.segment.names import FileKind, file_name
 from logstore.topic import TopicPartition
 

@@ -13,24 +13,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from logstore.clock import ManualClock
+from logstore.commit.plan import Plan, TopicPlan
+from logstore.commit.small_appends import PARTITIONS_MIN, Group, SmallAppend, append_small
+from logstore.commit.staging import StagedReaders
 from logstore.config import LogConfig
+from logstore.directory.ends import TopicEnds
+from logstore.directory.state import PartitionState, encode_state, owner_of, read_state
+from logstore.directory.swap import finish_swap
+from logstore.directory.tail import Tail
+from logstore.directory.tails import PartitionTail
 from logstore.errors import CorruptState, DamagedLog
 from logstore.files import replace_files
 from logstore.partition.appender import Appender, tail_of
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.directory.state import PartitionState, encode_state, owner_of, read_state
-from logstore.directory.swap import finish_swap
-from logstore.directory.tail import Tail
 from logstore.segment.names import FileKind, file_name
-from logstore.directory.ends import TopicEnds
-from logstore.commit.plan import Plan, TopicPlan
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-from logstore.commit.small_appends import PARTITIONS_MIN, Group, SmallAppend, append_small
-from logstore.commit.staging import StagedReaders
-from logstore.store import LogStore
-from logstore.directory.tails import PartitionTail
 
 #: partitions whose locks are held together; a second or so at most
 _PARTITIONS_AT_ONCE = 1024
@@ -48,7 +48,7 @@ class Applied:
 class _Batch:
     """What all partitions of a plan's topic share."""
 
-    store: LogStore
+    store: OpenStore
     plan: Plan
     topic_plan: TopicPlan
     topic: Topic
@@ -56,12 +56,12 @@ class _Batch:
     staged: StagedReaders
 
 
-def apply_partition(store: LogStore, plan: Plan, topic: Topic, number: int) -> Applied:
+def apply_partition(store: OpenStore, plan: Plan, topic: Topic, number: int) -> Applied:
     """Bring one partition to the plan's end. It can be run again after any error. Raises UnknownTopic, DamagedLog."""
     return apply_partitions(store, plan, topic, (number,))[0]
 
 
-def apply_partitions(store: LogStore, plan: Plan, topic: Topic, numbers: Sequence[int]) -> list[Applied]:
+def apply_partitions(store: OpenStore, plan: Plan, topic: Topic, numbers: Sequence[int]) -> list[Applied]:
     """The same for several partitions, in ascending order."""
     topic_plan = plan.topic(topic.id)
     assert topic_plan is not None
@@ -153,7 +153,7 @@ def _append_small(batch: _Batch, found: Mapping[int, PartitionTail | None]) -> d
 
 
 def _fresh_tails(
-    store: LogStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds
+    store: OpenStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds
 ) -> list[tuple[int, PartitionTail]]:
     """Of partitions that were never appended to, as `current_tail` has them."""
     if len(numbers) < PARTITIONS_MIN:
@@ -162,7 +162,7 @@ def _fresh_tails(
     return [(number, tail) for number in numbers if _is_new(store, topic, number, ends)]
 
 
-def current_tail(store: LogStore, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> PartitionTail:
+def current_tail(store: OpenStore, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> PartitionTail:
     """Where the log ends, from its slot or by looking; the caller holds the partition lock.
 
     Looking takes everything up to the high watermark and cuts off the rest: it was never published.
@@ -204,7 +204,7 @@ def current_tail(store: LogStore, topic: Topic, number: int, *, ends: TopicEnds 
     return tail
 
 
-def _is_new(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> bool:
+def _is_new(store: OpenStore, topic: Topic, number: int, ends: TopicEnds) -> bool:
     """Whether nothing was ever appended: no list, nothing published, no first segment."""
     if ends.high_watermarks[number] or ends.recovery_points[number]:
         return False
@@ -221,7 +221,7 @@ def _is_new(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> bool
         return not state.segments
 
 
-def _is_all_flushed(store: LogStore, topic: Topic, number: int, tail: PartitionTail, ends: TopicEnds) -> bool:
+def _is_all_flushed(store: OpenStore, topic: Topic, number: int, tail: PartitionTail, ends: TopicEnds) -> bool:
     """Whether a tail from before the machine was started counts: list and file agree with it, all of it was synced."""
     if not tail.end_offset == ends.recovery_points[number] == ends.high_watermarks[number]:
         return False

@@ -16,7 +16,19 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from logstore.commit.apply import apply_partitions, numbers_of
+from logstore.commit.apps import AppBatch, is_replay
+from logstore.commit.plan import PLAN_FILE, Plan, TopicPlan, read_plan, write_plan
+from logstore.commit.redo import committed_plan, cut_short, first_damage, restore_partition, unflushed
+from logstore.commit.staging import StagedFile, TopicTarget
 from logstore.config import format_value
+from logstore.directory.checkpoint import partition_metadata
+from logstore.directory.ends import JointEnds, TopicEnds, read_applied_sequence
+from logstore.directory.locks import FileLock
+from logstore.directory.origin import note_restored, read_origin
+from logstore.directory.state import read_state, segments_max
+from logstore.directory.trees import remove_tree
+from logstore.directory.unsynced import is_unsynced, marking_unsynced
 from logstore.errors import (
     AppendTooLarge,
     AppendUnfinished,
@@ -37,24 +49,12 @@ from logstore.errors import (
     is_disk_full,
 )
 from logstore.files import MANY_FILES, check_written, each_side_by_side, read_whole, sync_everything
-from logstore.ledger import AppProgress, CommitRequest, CommitRow, Ledger, TopicCommit
+from logstore.ledger import AppProgress, CommitRequest, CommitRow, TopicCommit
 from logstore.ledger.table import REBUILT
-from logstore.directory.checkpoint import partition_metadata
-from logstore.directory.state import read_state, segments_max
-from logstore.directory.unsynced import is_unsynced, marking_unsynced
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, SEGMENT_KINDS, FileKind, file_name
-from logstore.commit.apply import apply_partitions, numbers_of
-from logstore.commit.apps import AppBatch, is_replay
-from logstore.directory.ends import JointEnds, TopicEnds, read_applied_sequence
-from logstore.directory.locks import FileLock
-from logstore.directory.origin import note_restored, read_origin
+from logstore.topics.opened import OpenStore
 from logstore.topics.placing import place_partitions
-from logstore.commit.plan import PLAN_FILE, Plan, TopicPlan, read_plan, write_plan
-from logstore.commit.redo import committed_plan, cut_short, first_damage, restore_partition, unflushed
 from logstore.topics.registry import Topic
-from logstore.commit.staging import StagedFile, TopicTarget
-from logstore.store import LogStore
-from logstore.directory.trees import remove_tree
 
 _SEGMENTS_LOOK = 1000  # a batch that makes fewer segments is not looked at
 _OWNER_FILE = "owner"
@@ -87,7 +87,7 @@ ApplyMany = Callable[[Plan, Topic, Sequence[int]], None]
 class Staging:
     """A plan's folder while it is being filled; locked, so that a sweep leaves it alone. Close it in any case."""
 
-    def __init__(self, store: LogStore, plan_id: str | None = None) -> None:
+    def __init__(self, store: OpenStore, plan_id: str | None = None) -> None:
         """Raises LockHeld when somebody else has the folder of this `plan_id`, DiskFull."""
         self._store = store
         #: from here on a commit may name the folder: it is the redo log, and only `flush` or `sweep` may remove it
@@ -126,13 +126,13 @@ class Staging:
 class Committer:
     """The commit path of one open store."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: OpenStore) -> None:
         store.check_writable()
         self.store = store
         self._fs = store.fs
         self._is_noted = False
         _check_ledger(store)
-        self.ledger = Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
+        self.ledger = store.ledger()
 
     # --- before encoding --------------------------------------------------------------------------------------------
 
@@ -772,7 +772,7 @@ class Committer:
         return False
 
 
-def target_of(store: LogStore, name: str) -> TopicTarget:
+def target_of(store: OpenStore, name: str) -> TopicTarget:
     """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
     topic = store.topic(name)
     return TopicTarget(
@@ -785,7 +785,7 @@ def target_of(store: LogStore, name: str) -> TopicTarget:
     )
 
 
-def _check_ledger(store: LogStore) -> None:
+def _check_ledger(store: OpenStore) -> None:
     """Raises LedgerError when the ledger is missing where topics say that commits were applied."""
     commits = os.path.join(store.layout.ledger, "commits")
     if store.fs.exists(commits) or store.fs.exists(commits + REBUILT):
@@ -814,7 +814,7 @@ def _joint(plans: Iterable[TopicPlan]) -> dict[str, JointEnds]:
     return {plan.topic_id: JointEnds(plan.sequence, plan.end_offsets) for plan in plans}
 
 
-def _remove(store: LogStore, folder: str) -> None:
+def _remove(store: OpenStore, folder: str) -> None:
     """Out of sight in one step, then gone; what a crash leaves of it, the store's own sweep takes."""
     grave = store.layout.work("delete")
     with contextlib.suppress(FileNotFoundError):  # somebody else was faster

@@ -10,10 +10,10 @@ import os
 from dataclasses import dataclass, field
 
 from logstore.config import LogConfig
+from logstore.directory.sealed import read_sealed, seal, whole_number, whole_numbers
 from logstore.errors import AppendTooLarge, CorruptState
 from logstore.files import FileSystem, replace_file
 from logstore.limits import Limits
-from logstore.directory.sealed import read_sealed, seal, whole_number, whole_numbers
 
 PLAN_FILE = "plan"
 VERSION = 1

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from logstore.errors import CommitConflict, DuramenError, TopicChanged, is_disk_full
-from logstore.records.record import Record
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed, Committer, Staging, disk_full
 from logstore.commit.staging import EncodeOptions, StagedWriter, TopicTarget
+from logstore.errors import CommitConflict, DuramenError, TopicChanged, is_disk_full
+from logstore.records.record import Record
 
 _ENCODE_TRIES_MAX = 5
 

@@ -17,22 +17,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from logstore.commit.apply import apply_partition
+from logstore.commit.plan import Plan, read_plan
+from logstore.directory.ends import TopicEnds
+from logstore.directory.state import Loss, PartitionState, read_state, write_state
+from logstore.directory.tails import PartitionTail
 from logstore.errors import BufferLimit, CorruptBatch, CorruptState, DamagedLog, UnappliablePlan
 from logstore.files import read_whole
 from logstore.ledger import CommitRow, Ledger
 from logstore.partition.appender import tail_of
 from logstore.partition.log import PartitionLog
-from logstore.directory.state import Loss, PartitionState, read_state, write_state
 from logstore.records.scan import scan_batches
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.segment import LogSegment
-from logstore.commit.apply import apply_partition
-from logstore.directory.ends import TopicEnds
-from logstore.commit.plan import Plan, read_plan
+from logstore.topics.opened import OpenStore
+from logstore.topics.placing import place_partition
 from logstore.topics.registry import Topic
-from logstore.store import LogStore
-from logstore.directory.tails import PartitionTail
 
 #: a log up to this size is read as a whole
 _SMALL_BYTES = 64 << 10
@@ -55,7 +56,7 @@ def unflushed(ledger: Ledger, topic: Topic, ends: TopicEnds) -> list[CommitRow]:
     ]
 
 
-def committed_plan(store: LogStore, topic: Topic, row: CommitRow) -> Plan:
+def committed_plan(store: OpenStore, topic: Topic, row: CommitRow) -> Plan:
     """Raises DamagedLog when it is gone, CorruptState when it is not the one that was committed."""
     folder = store.layout.plan(row.plan_id)
     try:
@@ -80,7 +81,7 @@ def committed_plan(store: LogStore, topic: Topic, row: CommitRow) -> Plan:
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def cut_short(store: LogStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> list[int]:
+def cut_short(store: OpenStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> list[int]:
     """Those of the partitions whose log is shorter than it was left: one read for all, a stat for each.
 
     A slot that says nothing is no sign of it; whoever needs the end then looks for it.
@@ -103,7 +104,7 @@ def cut_short(store: LogStore, topic: Topic, numbers: Sequence[int], ends: Topic
     return short
 
 
-def first_damage(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> Damage | None:
+def first_damage(store: OpenStore, topic: Topic, number: int, ends: TopicEnds) -> Damage | None:
     """Read everything from the recovery point to the high watermark. None when every batch is there and sound.
 
     Nothing above the recovery point was compacted, so a gap is a loss. Writes nothing; an error of the system goes up.
@@ -137,7 +138,7 @@ def first_damage(store: LogStore, topic: Topic, number: int, ends: TopicEnds) ->
     return Damage(expected, "the log ends there") if _over(expected, end, state.losses) < end else None
 
 
-def _is_small_and_sound(store: LogStore, directory: str, base_offset: int, expected: int, end: int) -> bool:
+def _is_small_and_sound(store: OpenStore, directory: str, base_offset: int, expected: int, end: int) -> bool:
     """Whether a small file holds every batch from `expected` to `end`, without its indexes; False says nothing."""
     try:
         data = read_whole(store.fs, os.path.join(directory, file_name(base_offset, FileKind.LOG)), limit=_SMALL_BYTES)
@@ -194,7 +195,7 @@ def _read_through(segment: LogSegment, expected: int, end: int, losses: Sequence
 
 
 def restore_partition(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     number: int,
     ends: TopicEnds,
@@ -208,7 +209,7 @@ def restore_partition(
     # A row from before the topic was widened has nothing for a partition that came later.
     rows = [row for row in rows if number < len(row.end_offsets)]
     recovery_point = ends.recovery_points[number]
-    store.place_partition(topic, topic.partition(number), wait_ms=0)
+    place_partition(store, topic, topic.partition(number), wait_ms=0)
     with store.locks.partition(topic.id, number, what=f"check {topic.name}-{number}"):
         log = store.open_log(
             topic,
@@ -245,7 +246,7 @@ def restore_partition(
             apply_partition(store, committed_plan(store, topic, row), topic, number)
 
 
-def go_on_at(store: LogStore, topic: Topic, number: int, losses: tuple[Loss, ...], offset: int) -> PartitionLog:
+def go_on_at(store: OpenStore, topic: Topic, number: int, losses: tuple[Loss, ...], offset: int) -> PartitionLog:
     """An empty segment behind what is lost, and the losses written down. The caller holds the partition lock."""
     directory = store.layout.partition(topic.partition(number))
     file = store.fs.open(os.path.join(directory, file_name(offset, FileKind.LOG)), create=True)

@@ -12,6 +12,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from logstore.commit.apply import apply_partition, current_tail
+from logstore.commit.committer import Committer
+from logstore.commit.plan import Plan, TopicPlan
+from logstore.commit.redo import committed_plan, go_on_at
+from logstore.commit.staging import Piece, StagedReader
+from logstore.directory.state import Loss, PartitionState, write_state
+from logstore.directory.swap import finish_swap
+from logstore.directory.tails import PartitionTail
 from logstore.errors import (
     AppendTooLarge,
     BufferLimit,
@@ -24,19 +32,11 @@ from logstore.errors import (
 from logstore.files import File
 from logstore.ledger import CommitRow
 from logstore.partition.appender import Appender, tail_of
-from logstore.directory.state import Loss, PartitionState, write_state
-from logstore.directory.swap import finish_swap
 from logstore.records.header import read_header
 from logstore.records.table import COUNT, POSITION, SIZE
 from logstore.segment.batches import Chunk, read_batches
-from logstore.commit.apply import apply_partition, current_tail
-from logstore.commit.committer import Committer
-from logstore.commit.plan import Plan, TopicPlan
-from logstore.commit.redo import committed_plan, go_on_at
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-from logstore.commit.staging import Piece, StagedReader
-from logstore.store import LogStore
-from logstore.directory.tails import PartitionTail
 
 #: what is wrong with a plan's own bytes; anything else (a lock, a full disk, a damaged log) is no reason to give it up
 UNAPPLIABLE = (AppendTooLarge, BufferLimit, CorruptBatch, CorruptState, UnappliablePlan)
@@ -95,7 +95,7 @@ def set_aside(committer: Committer, topic: Topic, *, dry_run: bool = False) -> S
     return SetAside(topic.name, row.sequence, row.plan_id, reason, losses, kept)
 
 
-def _readable_plan(store: LogStore, topic: Topic, row: CommitRow) -> Plan | None:
+def _readable_plan(store: OpenStore, topic: Topic, row: CommitRow) -> Plan | None:
     try:
         return committed_plan(store, topic, row)
     except (UnappliablePlan, CorruptState):
@@ -119,7 +119,7 @@ def plan_of(topic: Topic, row: CommitRow) -> TopicPlan:
 
 
 def _put_what_is_left(
-    store: LogStore, topic: Topic, number: int, row: CommitRow, plan: Plan | None, dry_run: bool
+    store: OpenStore, topic: Topic, number: int, row: CommitRow, plan: Plan | None, dry_run: bool
 ) -> tuple[Loss, ...]:
     """Bring one partition to the commit's end; returns the offsets for which there is no record."""
     if plan is not None and not dry_run:
@@ -152,7 +152,7 @@ def _put_what_is_left(
 
 
 def _append(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     number: int,
     row: CommitRow,
@@ -226,7 +226,7 @@ def _losses(
     return tuple(losses)
 
 
-def _what_is_left(store: LogStore, plan: Plan, topic_id: str, number: int) -> Iterator[Chunk | _Gap]:
+def _what_is_left(store: OpenStore, plan: Plan, topic_id: str, number: int) -> Iterator[Chunk | _Gap]:
     """A partition's batches in order, with gaps for those that cannot be appended.
 
     What a missing file held is not known: the end of the commit tells in sum.
@@ -248,7 +248,7 @@ def _what_is_left(store: LogStore, plan: Plan, topic_id: str, number: int) -> It
             reader.release()
 
 
-def _of_piece(file: File, piece: Piece, store: LogStore) -> Iterator[Chunk | _Gap]:
+def _of_piece(file: File, piece: Piece, store: OpenStore) -> Iterator[Chunk | _Gap]:
     position, end, left = piece.position, piece.position + piece.size_bytes, piece.records
     while position < end:
         try:
@@ -292,7 +292,7 @@ def _fitting(chunk: Chunk, segment_bytes: int) -> Iterator[Chunk | _Gap]:
         yield Chunk(chunk.data, chunk.table[first:], chunk.position, chunk.file)
 
 
-def _keep(store: LogStore, plan_id: str) -> str | None:
+def _keep(store: OpenStore, plan_id: str) -> str | None:
     """Second names for the staged files: the first ones go once the plan's other topics are flushed."""
     folder = store.layout.plan(plan_id)
     kept = os.path.join(store.layout.staging, f"{plan_id}-aside")

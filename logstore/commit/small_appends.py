@@ -15,23 +15,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from logstore.commit.staging import StagedReaders
 from logstore.config import LogConfig
+from logstore.directory.layout import Layout
+from logstore.directory.state import PartitionState, SegmentEntry, read_state
+from logstore.directory.tail import Tail
+from logstore.directory.tails import PartitionTail
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
 from logstore.limits import RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.roll import jitter_ms, max_segment_ms
-from logstore.directory.state import PartitionState, SegmentEntry, read_state
-from logstore.directory.tail import Tail
 from logstore.records.header import read_header
 from logstore.records.native import address_of, kernels
 from logstore.records.scan import is_damage, scan_batches
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, SIZE
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, FileKind, file_name
-from logstore.directory.layout import Layout
 from logstore.topics.registry import Topic
-from logstore.commit.staging import StagedReaders
-from logstore.directory.tails import PartitionTail
 
 #: with fewer partitions the usual way costs no more
 PARTITIONS_MIN = 16

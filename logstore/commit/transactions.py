@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from logstore.commit.committer import Committer, Staging
+from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.commit.writing import writing
+from logstore.directory.ends import TopicEnds
 from logstore.errors import CommitConflict, TopicChanged, UnknownTransaction
 from logstore.partition.producer_state import ProducerState
 from logstore.records.control import encode_marker
-from logstore.commit.committer import Committer, Staging
-from logstore.directory.ends import TopicEnds
-from logstore.topics.registry import Topic
-from logstore.commit.staging import EncodeOptions, StagedWriter
-from logstore.store import LogStore
 from logstore.topic import TopicPartition
+from logstore.topics.opened import OpenStore
+from logstore.topics.registry import Topic
 
 _TRIES_MAX = 5
 
@@ -43,23 +44,23 @@ class AbortedNow:
     last_stable_offset: int
 
 
-def open_transactions(store: LogStore, topic: Topic, number: int) -> list[OpenTransaction]:
+def open_transactions(store: OpenStore, topic: Topic, number: int) -> list[OpenTransaction]:
     """By first offset. Opens the log only where something holds it back. Raises LockHeld, CorruptState, DamagedLog."""
     ends = store.ends(topic)
     if ends.last_stable_offsets[number] >= ends.high_watermarks[number]:
         return []
-    with store.writing(topic, number, what=f"list transactions of {topic.name}-{number}") as log:
+    with writing(store, topic, number, what=f"list transactions of {topic.name}-{number}") as log:
         return [_of(topic.partition(number), state) for state in log.open_transactions]
 
 
-def find_transaction(store: LogStore, topic_name: str, number: int, producer_id: int) -> OpenTransaction:
+def find_transaction(store: OpenStore, topic_name: str, number: int, producer_id: int) -> OpenTransaction:
     """Raises UnknownTopic, UnknownTransaction, and as `open_transactions`."""
     topic = store.topic(topic_name)
     partition = topic.partition(number)
     return _named(open_transactions(store, topic, number), partition, producer_id)
 
 
-def abort_transaction(store: LogStore, topic_name: str, number: int, producer_id: int) -> AbortedNow:
+def abort_transaction(store: OpenStore, topic_name: str, number: int, producer_id: int) -> AbortedNow:
     """End a producer's transaction in one partition. Raises UnknownTopic, UnknownTransaction, LockHeld, DiskFull:
     nothing was changed then. AppendUnfinished: the marker is committed, and the next writer appends it.
     """
@@ -89,7 +90,7 @@ def abort_transaction(store: LogStore, topic_name: str, number: int, producer_id
 class _StableBehind:
     """Where the log is stable once the marker is in; asked under the topic's lease, so nobody ends another one."""
 
-    def __init__(self, store: LogStore, transaction: OpenTransaction) -> None:
+    def __init__(self, store: OpenStore, transaction: OpenTransaction) -> None:
         self._store = store
         self._transaction = transaction
 
@@ -103,7 +104,7 @@ class _StableBehind:
         return {number: max(stable, self._store.partition_state(topic, number).log_start_offset)}
 
 
-def _states(store: LogStore, topic: Topic, number: int, ends: TopicEnds) -> Sequence[ProducerState]:
+def _states(store: OpenStore, topic: Topic, number: int, ends: TopicEnds) -> Sequence[ProducerState]:
     """The caller holds the lease, and the topic is settled."""
     with store.locks.partition(topic.id, number, what=f"abort a transaction of {topic.name}-{number}"):
         log = store.open_log(

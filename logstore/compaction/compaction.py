@@ -35,21 +35,22 @@ from logstore.cleaner.transactions import find_transactions
 from logstore.cleaner.versions import Order
 from logstore.cleaner.work import Cleaned, CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
+from logstore.commit.writing import writing
+from logstore.compaction.segment_counts import SegmentCounts
 from logstore.config import LogConfig, Source
+from logstore.directory.locks import FileLock
+from logstore.directory.state import PartitionState, SegmentEntry, read_state
+from logstore.directory.swap import finish_swap
 from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted, is_disk_full
 from logstore.ledger import Ledger, RunRow
 from logstore.partition.roll import max_segment_ms
-from logstore.directory.state import PartitionState, SegmentEntry, read_state
-from logstore.directory.swap import finish_swap
 from logstore.records.compression import codec_by_name
 from logstore.records.header import BatchHeader, read_header
 from logstore.records.table import CODEC_MASK
 from logstore.segment.names import FileKind, file_name
-from logstore.directory.locks import FileLock
-from logstore.topics.registry import Topic
-from logstore.compaction.segment_counts import SegmentCounts
-from logstore.store import LogStore
 from logstore.topic import TopicPartition
+from logstore.topics.opened import OpenStore
+from logstore.topics.registry import Topic
 
 KIND = "compaction"
 RUNNING, DONE, FAILED, SKIPPED, ABANDONED = "running", "done", "failed", "skipped", "abandoned"
@@ -186,7 +187,7 @@ def map_advice(wanted_bytes: int, budget: Budget) -> MapAdvice:
     return MapAdvice(wanted_bytes * budget.passes, threads if 1 <= threads < budget.passes else None)
 
 
-def cleaner_threads(store: LogStore) -> int | None:
+def cleaner_threads(store: OpenStore) -> int | None:
     """log.cleaner.threads where the store's settings have it; None: as many as there are cores."""
     found = store.broker_settings()["log.cleaner.threads"]
     if found.source is Source.DEFAULT:
@@ -194,7 +195,7 @@ def cleaner_threads(store: LogStore) -> int | None:
     return max(store.broker_config.log_cleaner_threads, 1)
 
 
-def budget_of(store: LogStore) -> Budget:
+def budget_of(store: OpenStore) -> Budget:
     """As the store's settings have it."""
     config = store.broker_config
     return Budget(
@@ -209,7 +210,7 @@ def budget_of(store: LogStore) -> Budget:
 
 
 def plan_partition(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     number: int,
     *,
@@ -282,19 +283,19 @@ def plan_partition(
     )
 
 
-def _as_rolled(store: LogStore, topic: Topic, number: int, state: PartitionState) -> PartitionState:
+def _as_rolled(store: OpenStore, topic: Topic, number: int, state: PartitionState) -> PartitionState:
     """The state with the active segment closed; the one behind it is not there yet."""
     active = replace(state.segments[-1], size_bytes=_active_bytes(store, topic, number, state))
     end_offset = store.high_watermark(topic, number)
     return replace(state, segments=(*state.segments[:-1], active, SegmentEntry(end_offset, 0, -1)))
 
 
-def _active_bytes(store: LogStore, topic: Topic, number: int, state: PartitionState) -> int:
+def _active_bytes(store: OpenStore, topic: Topic, number: int, state: PartitionState) -> int:
     return (store.active_bytes(topic, number, state) or 0) if state.segments else 0
 
 
 def facts_of(
-    store: LogStore, topic: Topic, number: int, state: PartitionState, config: LogConfig, *, flushed: bool = False
+    store: OpenStore, topic: Topic, number: int, state: PartitionState, config: LogConfig, *, flushed: bool = False
 ) -> CleanerFacts:
     ends = store.ends(topic)
     horizon = state.next_horizon_ms
@@ -320,7 +321,7 @@ def facts_of(
     )
 
 
-def _largest_timestamp_ms(store: LogStore, topic: Topic, number: int, entry: SegmentEntry) -> int:
+def _largest_timestamp_ms(store: OpenStore, topic: Topic, number: int, entry: SegmentEntry) -> int:
     """A segment's age: of its newest record, or of its file where no record has a time."""
     if entry.largest_timestamp_ms >= 0 or not entry.size_bytes:
         return entry.largest_timestamp_ms
@@ -350,7 +351,7 @@ def recompress_codec_id(config: LogConfig) -> int | None:
     return codec_by_name("none" if name == "uncompressed" else name).id
 
 
-def looks_of(store: LogStore, topic: Topic, number: int, config: LogConfig) -> Looks:
+def looks_of(store: OpenStore, topic: Topic, number: int, config: LogConfig) -> Looks:
     """How the rules look into a partition's files, where they need to."""
     codec_id = recompress_codec_id(config)
 
@@ -367,7 +368,7 @@ def looks_of(store: LogStore, topic: Topic, number: int, config: LogConfig) -> L
     return Looks(lambda base_offset: first_timestamp(store, topic, number, base_offset), other_codec_ms)
 
 
-def first_header(store: LogStore, topic: Topic, number: int, base_offset: int) -> BatchHeader | None:
+def first_header(store: OpenStore, topic: Topic, number: int, base_offset: int) -> BatchHeader | None:
     """Of a segment's first batch; None when there is none, or the segment was replaced since the list was read."""
     path = os.path.join(store.layout.partition(topic.partition(number)), file_name(base_offset, FileKind.LOG))
     try:
@@ -380,14 +381,14 @@ def first_header(store: LogStore, topic: Topic, number: int, base_offset: int) -
         file.close()
 
 
-def first_timestamp(store: LogStore, topic: Topic, number: int, base_offset: int) -> int:
+def first_timestamp(store: OpenStore, topic: Topic, number: int, base_offset: int) -> int:
     """The largest timestamp of a segment's first batch; -1 when there is none."""
     header = first_header(store, topic, number, base_offset)
     return -1 if header is None else header.max_timestamp_ms
 
 
 def idle_and_due(
-    store: LogStore, topic: Topic, number: int, state: PartitionState, config: LogConfig, now_ms: int
+    store: OpenStore, topic: Topic, number: int, state: PartitionState, config: LogConfig, now_ms: int
 ) -> bool:
     """Whether the next append would roll the active segment by its age, but none comes."""
     if not state.segments or not _active_bytes(store, topic, number, state):
@@ -396,7 +397,7 @@ def idle_and_due(
     return first_ms >= 0 and now_ms - first_ms > max_segment_ms(config)
 
 
-def failures_of(store: LogStore, ledger: Ledger) -> dict[tuple[str, int], SetAside]:
+def failures_of(store: OpenStore, ledger: Ledger) -> dict[tuple[str, int], SetAside]:
     """Partitions whose last pass failed, with when they are tried again."""
     base_ms = store.broker_config.duramen_cleaner_retry_ms
     found: dict[tuple[str, int], SetAside] = {}
@@ -425,7 +426,7 @@ def still_set_aside(failures: Mapping[tuple[str, int], SetAside], now_ms: int) -
 
 
 def _work(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     number: int,
     state: PartitionState,
@@ -465,7 +466,7 @@ def _work(
 
 
 def pass_work(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     number: int,
     config: LogConfig,
@@ -489,7 +490,7 @@ def pass_work(
 class Context:
     """What all passes of a run share."""
 
-    store: LogStore
+    store: OpenStore
     ledger: Ledger
     engine: Callable[[PartitionPlan], Engine]
     engine_name: str
@@ -641,7 +642,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
         owner.release()
 
 
-def _run_folder(store: LogStore, what: str) -> tuple[str, FileLock]:
+def _run_folder(store: OpenStore, what: str) -> tuple[str, FileLock]:
     """A folder for one pass, locked before it has its name: whoever sweeps never takes it for a killed run's."""
     draft, folder = store.layout.work("draft"), store.layout.work("run")
     store.fs.mkdir(draft)
@@ -656,7 +657,7 @@ def remove_run_folder(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep_runs(store: LogStore) -> list[str]:
+def sweep_runs(store: OpenStore) -> list[str]:
     """Remove folders that killed runs left in `staging/`; returns their names."""
     removed = []
     for name in store.fs.listdir(store.layout.staging):
@@ -672,7 +673,7 @@ def sweep_runs(store: LogStore) -> list[str]:
     return removed
 
 
-def abandon_runs(ledger: Ledger, store: LogStore) -> list[str]:
+def abandon_runs(ledger: Ledger, store: OpenStore) -> list[str]:
     """Close the rows of runs that were killed: what they left undone is planned anew. Returns their ids."""
     closed = []
     for run in ledger.unfinished_runs(KIND, RUNNING):
@@ -693,7 +694,7 @@ def abandon_runs(ledger: Ledger, store: LogStore) -> list[str]:
     return closed
 
 
-def finish_swap_of(store: LogStore, topic: Topic, number: int) -> None:
+def finish_swap_of(store: OpenStore, topic: Topic, number: int) -> None:
     """Finish a replacement that a killed process left; the caller holds the partition lock."""
     path = store.layout.partition_state(topic.id, number)
     state = read_state(store.fs, path, limits=store.limits)
@@ -701,17 +702,17 @@ def finish_swap_of(store: LogStore, topic: Topic, number: int) -> None:
         finish_swap(store.fs, store.layout.partition(topic.partition(number)), path, state)
 
 
-def roll(store: LogStore, topic: Topic, number: int, *, what: str) -> bool:
+def roll(store: OpenStore, topic: Topic, number: int, *, what: str) -> bool:
     """Close the active segment, so that it can be compacted; False when it is empty."""
-    with store.writing(topic, number, what=what) as log:
+    with writing(store, topic, number, what=what) as log:
         before = len(log.segments)
         log.roll()
         return len(log.segments) > before
 
 
-def producers_of(store: LogStore, topic: Topic, number: int, now_ms: int, what: str) -> dict[int, LastRecord]:
+def producers_of(store: OpenStore, topic: Topic, number: int, now_ms: int, what: str) -> dict[int, LastRecord]:
     """Last records of the producers that are still known; opens the log, as only that tells."""
-    with store.writing(topic, number, what=what, clock=ManualClock(now_ms)) as log:
+    with writing(store, topic, number, what=what, clock=ManualClock(now_ms)) as log:
         return {producer: LastRecord(*last) for producer, last in log.last_records.items()}
 
 
@@ -792,7 +793,7 @@ def describe_run(run: Run) -> dict[str, object]:
     return answer
 
 
-def compacted_partitions(store: LogStore, topics: Sequence[str] | None = None) -> Iterator[tuple[Topic, int]]:
+def compacted_partitions(store: OpenStore, topics: Sequence[str] | None = None) -> Iterator[tuple[Topic, int]]:
     """Every partition of the named topics, or of all that are compacted. Raises UnknownTopic, NotCompacted."""
     named = store.topics() if topics is None else [store.topic(name) for name in topics]
     for topic in named:

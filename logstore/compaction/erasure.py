@@ -18,24 +18,24 @@ import pyarrow.compute as pc
 
 from logstore.cleaner.filter import ABORTED, TOMBSTONE
 from logstore.cleaner.versions import Order
+from logstore.commit.staging import StagedReader
+from logstore.compaction.compaction import DONE, KIND, PartitionPlan, failures_of, plan_partition, still_set_aside
 from logstore.config import LogConfig
+from logstore.directory.locks import FileLock
+from logstore.directory.state import PartitionState
 from logstore.errors import DuramenError
 from logstore.files import File, read_whole
-from logstore.ledger import Ledger, RunRow
+from logstore.ledger import RunRow
 from logstore.partition.quarantine import QUARANTINE
-from logstore.directory.state import PartitionState
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.partitioner import partition_for_key
 from logstore.records.table import ATTRIBUTES, BASE_TIMESTAMP, DELETE_HORIZON_BIT, LAST_OFFSET, MAGIC, SKIP
+from logstore.restore.lookup import latest_in_partition
 from logstore.segment.batches import Chunk, read_batches
 from logstore.segment.names import FileKind, Transient, parse_file_name
-from logstore.compaction.compaction import DONE, KIND, PartitionPlan, failures_of, plan_partition, still_set_aside
-from logstore.directory.locks import FileLock
-from logstore.restore.lookup import latest_in_partition
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-from logstore.commit.staging import StagedReader
-from logstore.store import LogStore
 
 SEGMENT, DELETED, LEFTOVER, STAGING, RUN, QUARANTINED = (
     "segment",
@@ -99,7 +99,7 @@ class _Found:
 
 
 def find_keys(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     keys: Sequence[bytes],
     *,
@@ -116,7 +116,7 @@ def find_keys(
 
 class _Search:
     def __init__(
-        self, store: LogStore, topic: Topic, keys: Sequence[bytes], now_ms: int, progress: Callable[[int], None]
+        self, store: OpenStore, topic: Topic, keys: Sequence[bytes], now_ms: int, progress: Callable[[int], None]
     ) -> None:
         self._store = store
         self._fs = store.fs
@@ -125,11 +125,7 @@ class _Search:
         self._now_ms = now_ms
         self._progress = progress
         self._config = store.log_config(topic)
-        self._ledger = (
-            Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)
-            if store.fs.exists(store.layout.ledger)
-            else None
-        )
+        self._ledger = store.ledger() if store.has_ledger else None
         self._failures = {} if self._ledger is None else failures_of(store, self._ledger)
         self._found = [Erasure(key) for key in keys]
         self._decoder = Decoder(limits=store.limits, headers=False)

@@ -10,8 +10,8 @@ import threading
 
 from logstore.cleaner.work import PassReport
 from logstore.ledger import Ledger, SegmentRow
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-from logstore.store import LogStore
 
 
 class SegmentCounts:
@@ -23,7 +23,7 @@ class SegmentCounts:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, int], tuple[frozenset[int], PassReport, str]] = {}
 
-    def add(self, store: LogStore, topic: Topic, number: int, report: PassReport, run_id: str) -> None:
+    def add(self, store: OpenStore, topic: Topic, number: int, report: PassReport, run_id: str) -> None:
         listed = frozenset(segment.base_offset for segment in store.partition_state(topic, number).segments)
         key = (topic.id, number)
         with self._lock:

@@ -10,10 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from logstore.errors import CorruptState
-from logstore.files import FileSystem
-from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.directory.state import topic_id_of
 from logstore.directory.sealed import (
     Parsed,
     read_sealed,
@@ -23,6 +19,10 @@ from logstore.directory.sealed import (
     whole_numbers,
     write_sealed,
 )
+from logstore.directory.state import topic_id_of
+from logstore.errors import CorruptState
+from logstore.files import FileSystem
+from logstore.limits import DEFAULT_LIMITS, Limits
 
 VERSION = 1
 

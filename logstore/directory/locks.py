@@ -22,13 +22,13 @@ from enum import IntEnum
 from typing import TypeVar
 
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.directory import ranges
+from logstore.directory.layout import Layout
+from logstore.directory.ranges import PARTITIONS_ROOM
 from logstore.errors import LockHeld, StoreInUse
 from logstore.files import File, FileSystem, make_directory
 from logstore.ofd import FLOCK, same_file, set_lock
 from logstore.segment.names import LOCK
-from logstore.directory import ranges
-from logstore.directory.layout import Layout
-from logstore.directory.ranges import PARTITIONS_ROOM
 
 DEFAULT_WAIT_MS = 30_000
 

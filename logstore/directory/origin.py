@@ -7,11 +7,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from logstore.directory.layout import Layout
+from logstore.directory.sealed import read_sealed, whole_number, write_sealed
 from logstore.errors import CorruptState
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS
-from logstore.directory.layout import Layout
-from logstore.directory.sealed import read_sealed, whole_number, write_sealed
 
 VERSION = 1
 

@@ -10,9 +10,9 @@ import errno
 import os
 import uuid
 
+from logstore.directory.locks import FileLock
 from logstore.errors import UnsuitableFileSystem
 from logstore.files import FileSystem, replace_file
-from logstore.directory.locks import FileLock
 
 #: what a file system says that lacks something; other errors, of a full or a failing disk, say nothing about it
 _CANNOT = (

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from logstore.directory.checkpoint import read_offset_checkpoint, write_offset_checkpoint
 from logstore.errors import CorruptCheckpoint
 from logstore.files import FileSystem
-from logstore.directory.checkpoint import read_offset_checkpoint, write_offset_checkpoint
 from logstore.segment.names import (
     CLEANER_OFFSET_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,

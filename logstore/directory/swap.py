@@ -14,10 +14,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from logstore.errors import SegmentsChanged
-from logstore.files import FileSystem
 from logstore.directory.deletion import mark_deleted
 from logstore.directory.state import PartitionState, SegmentEntry, SwapNote, write_state
+from logstore.errors import SegmentsChanged
+from logstore.files import FileSystem
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.time_index import TimeIndex
 

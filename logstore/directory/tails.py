@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from logstore.files import File, FileSystem
-from logstore.directory.tail import Tail
 from logstore.directory.ranges import runs_of
+from logstore.directory.tail import Tail
+from logstore.files import File, FileSystem
 
 #: magic, sequence, end offset, the seven numbers of a tail, leader epoch, boot id; a CRC-32C of all that behind it
 _SLOT = struct.Struct(">4sqq7qi40s")

@@ -6,10 +6,10 @@ import errno
 import os
 import re
 
+from logstore.directory.layout import TOPIC_SUFFIX, Layout
 from logstore.errors import CorruptState, NotAStore, StoreVersionError
 from logstore.files import FileSystem, read_whole, replace_file
 from logstore.segment.names import META_PROPERTIES
-from logstore.directory.layout import TOPIC_SUFFIX, Layout
 
 STORE_VERSION = 1
 _RECOVER = "`duramen recover` writes it again"

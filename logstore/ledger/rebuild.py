@@ -19,6 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction
 
 from logstore.clock import Clock
+from logstore.directory.unsynced import clear_unsynced
 from logstore.files import FileSystem, make_directory, replace_file
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
@@ -38,7 +39,6 @@ from logstore.ledger.table import (
     sync_file,
     write_data,
 )
-from logstore.directory.unsynced import clear_unsynced
 
 #: versions left free above the newest one known: the lost ones, which somebody may have in memory
 VERSIONS_FREE = 1000

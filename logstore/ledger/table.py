@@ -52,12 +52,12 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
+from logstore.directory.unsynced import clear_unsynced, is_unsynced, marking_unsynced
 from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError, ReadOnlyStore
 from logstore.files import FileSystem, make_directory, read_whole, replace_file, take_from_others
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import is_as_proved, read_proofs, remove_proofs, write_proof
-from logstore.directory.unsynced import clear_unsynced, is_unsynced, marking_unsynced
 from logstore.read_only import check_writable, is_read_only
 
 GRACE_MS = 60_000

@@ -13,15 +13,15 @@ import os
 from collections.abc import Iterable
 
 from logstore.config import LogConfig
+from logstore.directory.state import PartitionState, SegmentEntry
+from logstore.directory.tail import Tail
+from logstore.directory.unsynced import marking_unsynced
 from logstore.errors import AppendTooLarge, CorruptCheckpoint, DamagedLog
 from logstore.files import FileSystem
 from logstore.limits import Limits
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.roll import jitter_ms, max_segment_ms
 from logstore.partition.snapshot import write_snapshot
-from logstore.directory.state import PartitionState, SegmentEntry
-from logstore.directory.tail import Tail
-from logstore.directory.unsynced import marking_unsynced
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
 from logstore.records.native import address_of, kernels
 from logstore.records.table import LAST_OFFSET, SIZE

@@ -11,11 +11,11 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 
+from logstore.directory.state import PartitionState
 from logstore.errors import DamagedLog
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView, read_chunks
-from logstore.directory.state import PartitionState
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.offset_map import SLOT_BYTES, OffsetMap, new_secret

@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from logstore.directory.checkpoint import frame_bytes, read_frame, write_frame
 from logstore.files import FileSystem
 from logstore.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX, Limits
-from logstore.directory.checkpoint import frame_bytes, read_frame, write_frame
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT
 
 LEADER_EPOCH_CHECKPOINT_VERSION = 0

@@ -18,6 +18,11 @@ import numpy as np
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import LogConfig
+from logstore.directory.deletion import mark_deleted, sweep_deleted
+from logstore.directory.few_files import FewFiles
+from logstore.directory.state import PartitionState, SegmentEntry, read_state, write_state
+from logstore.directory.swap import finish_swap
+from logstore.directory.unsynced import clear_unsynced, is_unsynced, marking_unsynced, rewrite
 from logstore.errors import (
     AppendTooLarge,
     CorruptState,
@@ -30,8 +35,6 @@ from logstore.errors import (
 )
 from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, Limits
-from logstore.directory.deletion import mark_deleted, sweep_deleted
-from logstore.directory.few_files import FewFiles
 from logstore.partition.flusher import Flusher
 from logstore.partition.losses import clipped
 from logstore.partition.producer_state import DEFAULT_EXPIRATION_MS, AppendOrigin, ProducerState
@@ -47,9 +50,6 @@ from logstore.partition.roll import (
     max_segment_ms,
     roll_reason,
 )
-from logstore.directory.state import PartitionState, SegmentEntry, read_state, write_state
-from logstore.directory.swap import finish_swap
-from logstore.directory.unsynced import clear_unsynced, is_unsynced, marking_unsynced, rewrite
 from logstore.partition.validation import (
     check_columns,
     check_readable,

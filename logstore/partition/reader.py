@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from logstore.directory.state import PartitionState, read_state
 from logstore.errors import CorruptState, DamagedLog, OffsetOutOfRange
 from logstore.files import OS_FILES, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.reading import LogView, OnOutOfRange, offset_for_timestamp, read_chunks
-from logstore.directory.state import PartitionState, read_state
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
 from logstore.records.record import Record

@@ -16,6 +16,9 @@ import numpy as np
 
 from logstore.clock import Clock
 from logstore.config import LogConfig
+from logstore.directory.deletion import mark_deleted, sweep_deleted
+from logstore.directory.state import SegmentEntry
+from logstore.directory.swap import replace_segments
 from logstore.errors import (
     BufferLimit,
     CorruptBatch,
@@ -27,14 +30,11 @@ from logstore.errors import (
 )
 from logstore.files import FileSystem, make_directory
 from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, Limits
-from logstore.directory.deletion import mark_deleted, sweep_deleted
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
 from logstore.partition.producers import producer_entries, producer_entry
 from logstore.partition.quarantine import copy_range, new_folder, write_reason
 from logstore.partition.soundness import MALFORMED, in_order, well_formed
-from logstore.directory.state import SegmentEntry
-from logstore.directory.swap import replace_segments
 from logstore.records.table import (
     BASE_OFFSET,
     LAST_OFFSET,

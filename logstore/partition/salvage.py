@@ -20,14 +20,14 @@ from typing import Protocol
 import numpy as np
 
 from logstore.config import LogConfig
+from logstore.directory.state import Loss, PartitionState, SegmentEntry, SwapNote, write_state
+from logstore.directory.swap import replace_segments
 from logstore.errors import DuramenError
 from logstore.files import FileSystem
 from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, Limits
 from logstore.partition.damage import FileScan, FoundBatch, Hole, intact_batches, scan_file
 from logstore.partition.losses import Range, merged, subtract, without
 from logstore.partition.quarantine import QuarantinedRegion, keep_aside
-from logstore.directory.state import Loss, PartitionState, SegmentEntry, SwapNote, write_state
-from logstore.directory.swap import replace_segments
 from logstore.records.header import read_header
 from logstore.records.native import address_of, kernels
 from logstore.segment.batches import Chunk, read_batches

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from logstore.errors import InvalidConfig, UnknownTopic
 from logstore.records.record import Record
-from logstore.topics.registry import Topic
-from logstore.store import LogStore
 from logstore.restore.visibility import visible_ends
+from logstore.topics.opened import OpenStore
+from logstore.topics.registry import Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Followed:
 
 
 def follow(
-    store: LogStore,
+    store: OpenStore,
     name: str | Sequence[str],
     position: Mapping[str, object] | None,
     *,
@@ -36,7 +36,7 @@ def follow(
     wait: bool,
     committed: bool = True,
 ) -> Iterator[Followed]:
-    """See `LogStore.follow`. Without `wait` it ends where the topics end."""
+    """See `OpenStore.follow`. Without `wait` it ends where the topics end."""
     names = [name] if isinstance(name, str) else sorted(set(name))
     if not names:
         raise InvalidConfig("no topic to follow is named")
@@ -81,7 +81,7 @@ class _Place:
         if topic.id != self._topic_id:
             raise UnknownTopic(f"topic {topic.name} was deleted and created again; the position is of the old one")
 
-    def start(self, store: LogStore, topic: Topic, number: int) -> int:
+    def start(self, store: OpenStore, topic: Topic, number: int) -> int:
         known = self.offsets.get(number)
         return store.partition_state(topic, number).log_start_offset if known is None else known
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from logstore.cleaner.versions import Order
+from logstore.directory.state import PartitionState
 from logstore.errors import OffsetOutOfRange, SegmentsChanged
 from logstore.partition.reader import PartitionReader
-from logstore.directory.state import PartitionState
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-from logstore.store import LogStore
 
 _LOOKS_MAX = 20
 
@@ -25,7 +25,7 @@ class Found:
     record: Record
 
 
-def latest_of_key(store: LogStore, topic: Topic, key: bytes) -> Found | None:
+def latest_of_key(store: OpenStore, topic: Topic, key: bytes) -> Found | None:
     """The key's last record, a tombstone included; None when there is none.
 
     Where every record was placed by its key only that partition is read, newest segment first; else all are, and the
@@ -48,7 +48,7 @@ def _place(record: Record, order: Order) -> tuple[int, int]:
     return order.version(record.timestamp_ms, record.headers), record.timestamp_ms
 
 
-def latest_in_partition(store: LogStore, topic: Topic, number: int, key: bytes) -> Record | None:
+def latest_in_partition(store: OpenStore, topic: Topic, number: int, key: bytes) -> Record | None:
     """The same in one partition."""
     order = Order.of(store.log_config(topic))
     reader = store.reader(topic, number)

@@ -16,16 +16,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.cleaner.versions import Order, winners
+from logstore.directory.state import PartitionState
 from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, UnknownTopic
 from logstore.limits import INT64_MIN
 from logstore.partition.latest import DEFAULT_MEMORY_BYTES, latest_records
 from logstore.partition.reading import LogView
-from logstore.directory.state import PartitionState
 from logstore.records.arrow import to_arrow
 from logstore.records.columns import DecodedColumns
-from logstore.topics.registry import Topic
-from logstore.store import LogStore
 from logstore.restore.visibility import visible_ends
+from logstore.topics.opened import OpenStore
+from logstore.topics.registry import Topic
 
 #: columns of restored rows, in Arrow and in Spark
 RESTORED = pa.schema(
@@ -80,7 +80,7 @@ class RestorePlan:
 
 
 def plan_restore(
-    store: LogStore,
+    store: OpenStore,
     name: str,
     *,
     as_of_offsets: Mapping[int, int] | None = None,
@@ -185,7 +185,7 @@ def _checked(topic: Topic, given: Mapping[int, int], latest: tuple[int, ...], na
 
 
 def restore_partition(
-    store: LogStore,
+    store: OpenStore,
     plan: RestorePlan,
     number: int,
     *,
@@ -243,7 +243,7 @@ def restored_batch(columns: DecodedColumns, partition: int) -> pa.RecordBatch:
 
 
 def restore(
-    store: LogStore,
+    store: OpenStore,
     plan: RestorePlan,
     *,
     tombstones: bool = False,
@@ -278,7 +278,7 @@ def restore(
         progress(plan.end_offsets[number] - plan.start_offsets[number])
 
 
-def _newest(store: LogStore, plan: RestorePlan, memory_bytes: int) -> dict[bytes, tuple[int, ...]]:
+def _newest(store: OpenStore, plan: RestorePlan, memory_bytes: int) -> dict[bytes, tuple[int, ...]]:
     """Version, timestamp, partition and offset of each key's newest record, tombstones included.
 
     Offsets of different partitions say nothing about order, so where versions do not decide the timestamp does; a tie

@@ -9,7 +9,7 @@ Isolation, in Kafka's terms:
   aborted transactions. Compaction does not change what it returns of a key's latest record.
 
 What answers with state is always read_committed: `get`, `restore`, increments and Delta tables. What streams records
-takes a level: `LogStore.follow` read_committed unless told otherwise; `consume` and the Spark source read_uncommitted
+takes a level: `OpenStore.follow` read_committed unless told otherwise; `consume` and the Spark source read_uncommitted
 unless told otherwise, as Kafka's own consumers. `prove-erased`, `verify` and `dump` look at bytes, so they see
 everything. Transactions come from imported topics only: what this store commits itself is never open and never
 aborted.
@@ -25,17 +25,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from logstore.errors import LockHeld
 from logstore.directory.ends import TopicEnds
+from logstore.errors import LockHeld
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-from logstore.store import LogStore
 
 _LOOKS_MAX = 1000
 _LOOKS_AT_ONCE = 20
 _LOOK_AGAIN_S = 0.001
 
 
-def visible_ends(store: LogStore, topics: Sequence[Topic]) -> dict[str, TopicEnds]:
+def visible_ends(store: OpenStore, topics: Sequence[Topic]) -> dict[str, TopicEnds]:
     """The ends of the topics as of one moment, by topic id; use `TopicEnds.visible` for a reader's own.
 
     Raises CorruptState; LockHeld when they never stand still for as long as it takes to read them twice.

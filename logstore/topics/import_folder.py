@@ -14,7 +14,7 @@ from logstore.directory.locks import FileLock
 from logstore.directory.trees import remove_tree
 
 if TYPE_CHECKING:
-    from logstore.store import LogStore
+    from logstore.topics.opened import OpenStore
 
 SUFFIX = "-import"
 _OWNER_FILE = "owner"
@@ -23,7 +23,7 @@ _OWNER_FILE = "owner"
 class ImportFolder:
     """Use it as a context manager; it gives the folder's path, and removes what is left in it."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: OpenStore) -> None:
         self._store = store
         self.path = store.layout.work("import")
         draft = store.layout.work("draft")
@@ -45,7 +45,7 @@ class ImportFolder:
             self._owner.release()
 
 
-def sweep_import_folders(store: LogStore, *, oldest_ms: int) -> tuple[list[str], bool]:
+def sweep_import_folders(store: OpenStore, *, oldest_ms: int) -> tuple[list[str], bool]:
     """Remove the folders of imports that died; returns their paths, and whether an import is at work."""
     removed, at_work = [], False
     for name in store.fs.listdir(store.layout.staging):

@@ -14,11 +14,11 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+from logstore.directory.layout import Layout
 from logstore.errors import CorruptState, TopicExists
 from logstore.files import FileSystem
-from logstore.directory.layout import Layout
-from logstore.topics.registry import Topic, TopicRegistry, read_definition
 from logstore.topic import parse_uuid
+from logstore.topics.registry import Topic, TopicRegistry, read_definition
 
 DELETED, IMPORTING, IMPORTED = ".deleted", ".importing", ".imported"
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 
+from logstore.directory.checkpoint import read_partition_metadata
+from logstore.directory.state import PartitionState
 from logstore.errors import CorruptCheckpoint
 from logstore.files import FileSystem
 from logstore.limits import Limits
-from logstore.directory.checkpoint import read_partition_metadata
-from logstore.directory.state import PartitionState
 from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, parse_file_name
 
 

@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from logstore.config import TOPIC_SETTINGS, format_value, parse_value, resolve_topic
-from logstore.errors import CorruptState, DuramenError, InvalidConfig, InvalidTopic, TopicExists, UnknownTopic
-from logstore.files import FileSystem
-from logstore.limits import INT32_MAX
 from logstore.directory.layout import TOPIC_SUFFIX, Layout
 from logstore.directory.sealed import (
     Parsed,
@@ -27,6 +24,9 @@ from logstore.directory.sealed import (
     whole_number,
     write_sealed,
 )
+from logstore.errors import CorruptState, DuramenError, InvalidConfig, InvalidTopic, TopicExists, UnknownTopic
+from logstore.files import FileSystem
+from logstore.limits import INT32_MAX
 from logstore.topic import TopicPartition, check_topic_name, parse_uuid
 
 VERSION = 2

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from logstore.config import STORE_FILE_NAMES, TOPIC_SETTINGS, Scope, Source, format_value, resolve_topic
+from logstore.directory.checkpoint import parse_properties, read_meta_properties
 from logstore.errors import DuramenError, ImportRefused
 from logstore.files import FileSystem, read_whole
 from logstore.limits import Limits
-from logstore.directory.checkpoint import parse_properties, read_meta_properties
 from logstore.segment.names import CLUSTER_METADATA_DIRECTORY, META_PROPERTIES
 from logstore.transfer.kraft_metadata import ClusterMetadata, read_cluster_metadata
 

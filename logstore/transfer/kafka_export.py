@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from logstore.config import LogConfig
-from logstore.errors import ExportRefused, StoreInUse
-from logstore.files import FileSystem
 from logstore.directory.checkpoint import (
     MetaProperties,
     delete_clean_shutdown,
@@ -25,7 +23,13 @@ from logstore.directory.checkpoint import (
     write_meta_properties,
     write_partition_metadata,
 )
+from logstore.directory.layout import BROKER_GUARD
+from logstore.directory.locks import FileLock, holder
+from logstore.directory.projection import PartitionFacts, checkpoint_entries, write_checkpoints
 from logstore.directory.state import Loss, PartitionState, SegmentEntry
+from logstore.directory.trees import copy_file, is_directory, remove_tree
+from logstore.errors import ExportRefused, StoreInUse
+from logstore.files import FileSystem
 from logstore.segment.names import (
     CLEAN_SHUTDOWN,
     LEADER_EPOCH_CHECKPOINT,
@@ -39,13 +43,9 @@ from logstore.segment.names import (
     parse_file_name,
     parse_partition_directory,
 )
-from logstore.directory.layout import BROKER_GUARD
-from logstore.directory.locks import FileLock, holder
-from logstore.directory.projection import PartitionFacts, checkpoint_entries, write_checkpoints
-from logstore.topics.registry import Topic
-from logstore.store import LogStore
-from logstore.directory.trees import copy_file, is_directory, remove_tree
 from logstore.topic import TopicPartition, parse_uuid
+from logstore.topics.opened import OpenStore
+from logstore.topics.registry import Topic
 
 #: not named like a partition: a broker that finds one left by a crash refuses to start
 _DRAFT_PREFIX = ".duramen-export-"
@@ -89,7 +89,7 @@ def check_topic_ids(topics: list[Topic], topic_ids: Mapping[str, str]) -> None:
             )
 
 
-def check_target(store: LogStore, directory: str, topics: list[Topic]) -> None:
+def check_target(store: OpenStore, directory: str, topics: list[Topic]) -> None:
     """Raises ExportRefused when exporting there would harm what is there."""
     fs = store.fs
     if os.path.realpath(directory).startswith(os.path.realpath(store.path) + os.sep):
@@ -125,7 +125,7 @@ def _is_empty_log(fs: FileSystem, directory: str) -> bool:
 
 
 def export_topics(
-    store: LogStore,
+    store: OpenStore,
     directory: str,
     topics: list[Topic],
     *,
@@ -195,7 +195,7 @@ def _holds_other_partitions(fs: FileSystem, directory: str, topics: list[Topic])
 
 
 def _build(
-    store: LogStore, topic: Topic, number: int, draft: str, topic_id: str, progress: Callable[[int], None]
+    store: OpenStore, topic: Topic, number: int, draft: str, topic_id: str, progress: Callable[[int], None]
 ) -> tuple[ExportedPartition, PartitionFacts]:
     partition = topic.partition(number)
     directory = os.path.join(draft, str(partition))
@@ -223,7 +223,7 @@ def _build(
 
 
 def take_files(
-    store: LogStore,
+    store: OpenStore,
     partition: TopicPartition,
     state: PartitionState,
     high_watermark: int,
@@ -261,7 +261,7 @@ def take_files(
     return linked, copied
 
 
-def _committed_bytes(store: LogStore, partition: TopicPartition, entry: SegmentEntry, high_watermark: int) -> int:
+def _committed_bytes(store: OpenStore, partition: TopicPartition, entry: SegmentEntry, high_watermark: int) -> int:
     """How much of the segment's file lies below the high watermark."""
     from logstore.segment.segment import LogSegment
 
@@ -302,7 +302,7 @@ def _copy_if_there(fs: FileSystem, source: str, target: str, name: str) -> int:
 
 
 def _finish(
-    store: LogStore,
+    store: OpenStore,
     partition: TopicPartition,
     config: LogConfig,
     directory: str,
@@ -338,7 +338,7 @@ def _finish(
     return log.log_start_offset, log.log_end_offset, len(log.segments)
 
 
-def _merge_checkpoints(store: LogStore, directory: str, facts: list[PartitionFacts], unclean: bool) -> None:
+def _merge_checkpoints(store: OpenStore, directory: str, facts: list[PartitionFacts], unclean: bool) -> None:
     """Our partitions' entries among those of partitions that were there before."""
     ours = {each.partition for each in facts}
     merged = {}

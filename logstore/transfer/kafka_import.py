@@ -14,18 +14,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from logstore.errors import DuramenError, ImportRefused, LockHeld, StoreInUse, TopicExists
-from logstore.files import FileSystem, NotRegularFile
-from logstore.limits import Limits
+from logstore.commit.writing import published
 from logstore.directory.checkpoint import (
     read_offset_checkpoint,
     read_partition_metadata,
     write_partition_metadata,
 )
+from logstore.directory.ends import TopicEnds
+from logstore.directory.layout import BROKER_GUARD
+from logstore.directory.locks import FileLock, holder
+from logstore.directory.state import PartitionState, read_state, write_state
+from logstore.directory.trees import copy_file, is_directory
+from logstore.errors import DuramenError, ImportRefused, LockHeld, StoreInUse, TopicExists
+from logstore.files import FileSystem, NotRegularFile
+from logstore.limits import Limits
 from logstore.partition.density import thinned_below
 from logstore.partition.recovery import Cut
 from logstore.partition.salvage import Damage, Partition, carry_out, plan_salvage, with_found_end
-from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.segment.names import (
     CLEAN_SHUTDOWN,
     CLEANER_OFFSET_CHECKPOINT,
@@ -44,15 +49,13 @@ from logstore.segment.names import (
     parse_file_name,
     parse_partition_directory,
 )
-from logstore.directory.ends import TopicEnds
-from logstore.topics.import_folder import ImportFolder
-from logstore.transfer.import_settings import TopicSettings, read_settings
-from logstore.directory.layout import BROKER_GUARD
-from logstore.directory.locks import FileLock, holder
-from logstore.topics.registry import Topic, check_partitions, spelled
-from logstore.store import LogStore, published
-from logstore.directory.trees import copy_file, is_directory
 from logstore.topic import TopicPartition, new_topic_id
+from logstore.topics.deleting import take_back_import
+from logstore.topics.import_folder import ImportFolder
+from logstore.topics.opened import OpenStore
+from logstore.topics.placing import check_place, place_partition
+from logstore.topics.registry import Topic, check_partitions, spelled
+from logstore.transfer.import_settings import TopicSettings, read_settings
 
 #: Kafka's own topics mean nothing without their cluster; they come only when asked for by name
 _INTERNAL_PREFIX = "__"
@@ -321,7 +324,7 @@ def _source_topic(fs: FileSystem, name: str, partitions: list[SourcePartition], 
 
 
 def plan_import(
-    store: LogStore, source: Source, configs: Mapping[str, object], *, defaults: bool = False
+    store: OpenStore, source: Source, configs: Mapping[str, object], *, defaults: bool = False
 ) -> list[Topic]:
     """The topics as they would be. Raises TopicExists, ImportRefused, UnknownConfig, InvalidConfig.
 
@@ -350,14 +353,14 @@ def plan_import(
             kafka_id=each.topic_id,
             settings_unknown=known.unknown is not None and not configs and not defaults,
         )
-        store.check_place(topic, clear=False)
+        check_place(store, topic, clear=False)
         ids[topic.export_id] = topic.name
         planned.append(topic)
     return planned
 
 
 def import_topics(
-    store: LogStore,
+    store: OpenStore,
     source: Source,
     configs: Mapping[str, object],
     *,
@@ -382,12 +385,12 @@ def import_topics(
         except BaseException:
             for topic in begun:
                 with contextlib.suppress(LockHeld):
-                    store.take_back_import(topic.id, topic)
+                    take_back_import(store, topic.id, topic)
             raise
 
 
 def _build(
-    store: LogStore,
+    store: OpenStore,
     source: Source,
     topic: Topic,
     origin: SourceTopic,
@@ -467,7 +470,7 @@ def _linkable(source: Source, origin: SourcePartition, files: list[NumberedFile]
 
 
 def _recover(
-    store: LogStore, source: Source, topic: Topic, origin: SourcePartition, directory: str, ends: TopicEnds
+    store: OpenStore, source: Source, topic: Topic, origin: SourcePartition, directory: str, ends: TopicEnds
 ) -> tuple[ImportedPartition, TopicEnds]:
     from logstore.partition.log import PartitionLog
 
@@ -525,7 +528,7 @@ def _recover(
 
 
 def _salvage(
-    store: LogStore, topic: Topic, origin: SourcePartition, directory: str, state: PartitionState, state_path: str
+    store: OpenStore, topic: Topic, origin: SourcePartition, directory: str, state: PartitionState, state_path: str
 ) -> tuple[list[Damage], list[str]]:
     """Before the log's own recovery cuts at the first damage, as a broker would: keep the intact batches behind it.
 
@@ -553,10 +556,10 @@ def _salvage(
 
 
 def _publish(
-    store: LogStore, folder: str, topic: Topic, reports: list[ImportedPartition], ends: TopicEnds
+    store: OpenStore, folder: str, topic: Topic, reports: list[ImportedPartition], ends: TopicEnds
 ) -> ImportedTopic:
     """Directories into place, then the ends, then the topic's file, which makes it all visible."""
-    store.check_place(topic)
+    check_place(store, topic)
     with store.locks.lease(topic.id, what=f"import {topic.name}"):
         for report in reports:
             store.fs.rename(os.path.join(folder, str(report.partition)), store.layout.partition(report.partition))
@@ -564,5 +567,5 @@ def _publish(
         store.write_ends(topic, ends)
         store.marks.complete_import(store.registry, topic)
     for partition in topic.partition_list():  # those the source did not have
-        store.place_partition(topic, partition)
+        place_partition(store, topic, partition)
     return ImportedTopic(topic, tuple(reports))

@@ -18,23 +18,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from logstore.commit.committer import Committer
+from logstore.directory.checkpoint import write_partition_metadata
+from logstore.directory.ends import TopicEnds, write_ends
+from logstore.directory.layout import BROKER_GUARD, Layout
+from logstore.directory.origin import Origin, write_origin
+from logstore.directory.state import PartitionState, write_state
+from logstore.directory.trees import copy_file, is_directory, remove_tree
+from logstore.directory.version import write_version
 from logstore.errors import BackupRefused, DamagedLog, UnknownTopic
 from logstore.files import FileSystem, replace_file
 from logstore.ledger import Ledger
-from logstore.directory.checkpoint import write_partition_metadata
 from logstore.partition.log import PartitionLog
-from logstore.directory.state import PartitionState, write_state
 from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA
-from logstore.commit.committer import Committer
-from logstore.directory.ends import TopicEnds, write_ends
-from logstore.transfer.kafka_export import take_files
-from logstore.directory.layout import BROKER_GUARD, Layout
-from logstore.directory.origin import Origin, write_origin
-from logstore.topics.registry import Topic, TopicRegistry
-from logstore.store import LogStore
-from logstore.directory.trees import copy_file, is_directory, remove_tree
-from logstore.directory.version import write_version
 from logstore.topic import TopicPartition
+from logstore.topics.checkpoints import project_checkpoints
+from logstore.topics.opened import OpenStore
+from logstore.topics.registry import Topic, TopicRegistry
+from logstore.transfer.kafka_export import take_files
 
 #: partitions copied side by side; each has a few files open
 _THREADS = 4
@@ -67,7 +68,7 @@ class _Moment:
     states: tuple[PartitionState, ...]
 
 
-def check_target(store: LogStore, directory: str) -> None:
+def check_target(store: OpenStore, directory: str) -> None:
     """Raises BackupRefused unless the target is missing or empty, and outside the store."""
     inside = os.path.realpath(store.path) + os.sep
     if (os.path.realpath(directory) + os.sep).startswith(inside):
@@ -82,7 +83,7 @@ def check_target(store: LogStore, directory: str) -> None:
 
 
 def backup(
-    store: LogStore,
+    store: OpenStore,
     directory: str,
     *,
     link: bool = True,
@@ -112,7 +113,7 @@ def backup(
     return result
 
 
-def _copy(store: LogStore, target: Layout, link: bool, progress: Callable[[int], None]) -> Backup:
+def _copy(store: OpenStore, target: Layout, link: bool, progress: Callable[[int], None]) -> Backup:
     fs = store.fs
     committer = Committer(store)
     what = f"backup to {target.root}"
@@ -151,13 +152,13 @@ def _copy(store: LogStore, target: Layout, link: bool, progress: Callable[[int],
     write_version(fs, target.version)
     fs.unlink(target.unfinished)
     fs.fsync_dir(target.root)
-    with LogStore(target.root, fs=fs, clock=store.clock, limits=store.limits) as copy:
-        copy.project_checkpoints()
+    with OpenStore(target.root, fs=fs, clock=store.clock, limits=store.limits) as copy:
+        project_checkpoints(copy)
     return Backup(target.root, tuple(partitions), ledger_bytes)
 
 
 def _moment(
-    store: LogStore, committer: Committer, topics: list[Topic], target: Layout, what: str
+    store: OpenStore, committer: Committer, topics: list[Topic], target: Layout, what: str
 ) -> tuple[list[_Moment], int]:
     """Ends and segment lists of all topics, and the ledger, as of one moment; nothing is committed meanwhile."""
     fs, moments = store.fs, []
@@ -204,7 +205,7 @@ def _copy_files(fs: FileSystem, source: str, target: str) -> int:
 
 
 def _copy_partition(
-    store: LogStore, target: Layout, moment: _Moment, number: int, link: bool, progress: Callable[[int], None]
+    store: OpenStore, target: Layout, moment: _Moment, number: int, link: bool, progress: Callable[[int], None]
 ) -> BackedUpPartition:
     fs, topic = store.fs, moment.topic
     partition, state, end = topic.partition(number), moment.states[number], moment.ends.high_watermarks[number]
@@ -222,7 +223,7 @@ def _copy_partition(
     return BackedUpPartition(partition, state.log_start_offset, end, linked, copied)
 
 
-def _settle_copy(store: LogStore, topic: Topic, number: int, directory: str, state_path: str, end: int) -> None:
+def _settle_copy(store: OpenStore, topic: Topic, number: int, directory: str, state_path: str, end: int) -> None:
     """Let the log itself rebuild what the last segment came without, and write its list."""
     log = PartitionLog.open(
         directory,

@@ -14,24 +14,25 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import ManualClock
+from logstore.commit.writing import published, writing
+from logstore.directory.ends import TopicEnds
+from logstore.directory.state import Loss
 from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange, RecoveryChanged, StrayDirectory
 from logstore.partition.losses import subtract
 from logstore.partition.retention import LogFacts, SegmentFacts, policies_of, retention_passes
 from logstore.partition.salvage import carry_out
-from logstore.directory.state import Loss
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.segment import LogSegment
-from logstore.directory.ends import TopicEnds
+from logstore.topic import TopicPartition
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.salvage import Looked, look
-from logstore.store import LogStore, published
-from logstore.topic import TopicPartition
 
 if TYPE_CHECKING:
-    from logstore.ledger import CommitRow
-    from logstore.partition.log import PartitionLog
     from logstore.commit.committer import Committer
     from logstore.directory.finding import Finding
+    from logstore.ledger import CommitRow
+    from logstore.partition.log import PartitionLog
 
 
 _ENDS_EVERY = 64
@@ -92,7 +93,7 @@ class Recovery:
 
 
 def retain(
-    store: LogStore, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False, wait_ms: int | None = None
+    store: OpenStore, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False, wait_ms: int | None = None
 ) -> Retention:
     """Run the topic's retention over one partition. Raises LockHeld, CorruptState, DamagedLog.
 
@@ -103,14 +104,14 @@ def retain(
     what = f"retain {topic.name}-{number}"
     with (
         store.locks.maintenance(topic.id, number, what=what, wait_ms=wait_ms),
-        store.writing(topic, number, what=what, clock=ManualClock(now_ms)) as log,
+        writing(store, topic, number, what=what, clock=ManualClock(now_ms)) as log,
     ):
         done = log.apply_retention()
         passes = tuple(RetainedBy(each.policy, each.base_offsets, each.bytes) for each in done)
         return Retention(topic.partition(number), log.log_start_offset, passes)
 
 
-def flush_before_retention(store: LogStore, topic: Topic, *, wait_ms: int | None = None) -> None:
+def flush_before_retention(store: OpenStore, topic: Topic, *, wait_ms: int | None = None) -> None:
     """Settle and flush the topic if a commit is not wholly in its logs, or not on disk there. Raises LockHeld,
     DamagedLog, CorruptState.
     """
@@ -126,7 +127,7 @@ def flush_before_retention(store: LogStore, topic: Topic, *, wait_ms: int | None
         committer.flush(topic, wait_ms=wait_ms)
 
 
-def _would_retain(store: LogStore, topic: Topic, number: int, now_ms: int) -> Retention:
+def _would_retain(store: OpenStore, topic: Topic, number: int, now_ms: int) -> Retention:
     """What a run would do. Without a lock: a segment may be replaced, or the topic deleted; then it looks again."""
     for _ in range(_LOOKS_MAX):
         try:
@@ -143,7 +144,7 @@ def _would_retain(store: LogStore, topic: Topic, number: int, now_ms: int) -> Re
     ) from missing
 
 
-def _judged_by_files(store: LogStore, topic: Topic, number: int, now_ms: int) -> Retention:
+def _judged_by_files(store: OpenStore, topic: Topic, number: int, now_ms: int) -> Retention:
     """By the rule and the facts a run goes by; read from the files, because opening a log repairs it."""
     state = store.partition_state(topic, number)
     high_watermark = store.high_watermark(topic, number)
@@ -184,7 +185,7 @@ def _judged_by_files(store: LogStore, topic: Topic, number: int, now_ms: int) ->
 
 
 def delete_records(
-    store: LogStore, topic: Topic, number: int, *, before_offset: int | None, dry_run: bool = False
+    store: OpenStore, topic: Topic, number: int, *, before_offset: int | None, dry_run: bool = False
 ) -> DeletedRecords:
     """Raise the log start to `before_offset` (None: to the high watermark); files go with the next retention.
 
@@ -201,14 +202,14 @@ def delete_records(
     if dry_run:
         return DeletedRecords(partition, start, max(start, target))
     what = f"delete records of {partition}"
-    with store.locks.maintenance(topic.id, number, what=what), store.writing(topic, number, what=what) as log:
+    with store.locks.maintenance(topic.id, number, what=what), writing(store, topic, number, what=what) as log:
         start = log.log_start_offset
         log.advance_log_start(target)
         return DeletedRecords(partition, start, log.log_start_offset)
 
 
 def recover(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     numbers: list[int] | None = None,
     *,
@@ -313,7 +314,7 @@ class _KnownEnds:
         return _KnownEnds(self.ends, self.ends.high_watermarks, applied, rows)
 
 
-def _known_ends(store: LogStore, topic: Topic, committer: Committer | None, notes: list[str]) -> _KnownEnds:
+def _known_ends(store: OpenStore, topic: Topic, committer: Committer | None, notes: list[str]) -> _KnownEnds:
     ends: TopicEnds | None = None
     try:
         ends = store.ends(topic) if store.fs.exists(store.layout.ends(topic.id)) else None
@@ -336,7 +337,7 @@ def _known_ends(store: LogStore, topic: Topic, committer: Committer | None, note
 class RecoveryLedger:
     """The ledger as recovery asks it, opened once for all topics: that costs more than most partitions do."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: OpenStore) -> None:
         self._store = store
         self._committer: Committer | None = None
 
@@ -348,19 +349,19 @@ class RecoveryLedger:
         return self._committer
 
 
-def _committer(store: LogStore) -> Committer | None:
+def _committer(store: OpenStore) -> Committer | None:
     from logstore.commit.committer import Committer
 
     try:
-        return Committer(store) if store.fs.exists(store.layout.ledger) else None
+        return Committer(store) if store.has_ledger else None
     except LedgerError:
         return None  # `repair` says what is wrong with it
 
 
-def _has_sound_ledger(store: LogStore) -> bool:
+def _has_sound_ledger(store: OpenStore) -> bool:
     from logstore.upkeep.repair import examine
 
-    return store.fs.exists(store.layout.ledger) and examine(store, deep=False).sound
+    return store.has_ledger and examine(store, deep=False).sound
 
 
 def _applied(rows: Sequence[CommitRow], ends: TopicEnds) -> int:
@@ -414,7 +415,7 @@ def _check_allowed(report: Recovery, allowed: Sequence[Loss]) -> None:
         )
 
 
-def _carry_out(store: LogStore, topic: Topic, number: int, looked: Looked, report: Recovery) -> PartitionLog:
+def _carry_out(store: OpenStore, topic: Topic, number: int, looked: Looked, report: Recovery) -> PartitionLog:
     """Make the directory sound, then let the log itself rebuild the rest; the log, closed."""
     committed = looked.partition.committed
     state_path = store.layout.partition_state(topic.id, number)

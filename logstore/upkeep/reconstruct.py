@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from logstore.commit.plan import Plan
 from logstore.ledger import CommitRow
 from logstore.ledger.ledger import APP, APPS_LOST, TOPIC
 from logstore.ledger.rows import ENGINE_REBUILT, ENGINE_UNSURE
-from logstore.commit.plan import Plan
 
 LOST_PLAN = "lost"
 

@@ -14,22 +14,21 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.commit.plan import Plan, read_plan
+from logstore.directory.ends import stored_ends
+from logstore.directory.finding import Finding, StoreReport
+from logstore.directory.layout import Layout
+from logstore.directory.origin import read_origin
+from logstore.directory.version import looks_like_a_store, read_version, write_version
 from logstore.errors import CorruptState, DuramenError, NotAStore
 from logstore.files import FileSystem
-from logstore.ledger import CommitRow, Ledger
+from logstore.ledger import CommitRow
 from logstore.ledger.ledger import APPS_LOST, TOPIC
 from logstore.ledger.rebuild import Contents, rebuild_table
 from logstore.ledger.rows import TABLES, commit_row, commits_table
 from logstore.ledger.salvage import Salvage, salvage
-from logstore.directory.ends import stored_ends
-from logstore.directory.finding import Finding
-from logstore.directory.layout import Layout
-from logstore.directory.origin import read_origin
-from logstore.commit.plan import Plan, read_plan
+from logstore.topics.opened import OpenStore
 from logstore.upkeep.reconstruct import Applied, Reconstruction, reconstruct
-from logstore.store import LogStore
-from logstore.upkeep.store_report import StoreReport
-from logstore.directory.version import looks_like_a_store, read_version, write_version
 
 _PLAN_SUFFIX = "-plan"
 
@@ -55,7 +54,7 @@ def restore_version(fs: FileSystem, root: str, *, dry_run: bool = False) -> Stor
     return report
 
 
-def examine(store: LogStore, *, deep: bool = True) -> StoreReport:
+def examine(store: OpenStore, *, deep: bool = True) -> StoreReport:
     """Check the ledger's files, and that ledger and topics agree. Changes nothing. Unless `deep`, rows are not read."""
     report = StoreReport()
     _check_origin(store, report)
@@ -65,7 +64,7 @@ def examine(store: LogStore, *, deep: bool = True) -> StoreReport:
     return report
 
 
-def repair(store: LogStore, *, dry_run: bool = False) -> StoreReport:
+def repair(store: OpenStore, *, dry_run: bool = False) -> StoreReport:
     """Bring the ledger back. Raises LockHeld."""
     report = StoreReport()
     _check_origin(store, report)
@@ -82,21 +81,21 @@ def repair(store: LogStore, *, dry_run: bool = False) -> StoreReport:
     for name in ("runs", "segments"):
         _repair_others(store, report, ledger.tables[name], name, dry_run)
     if not dry_run:
-        Ledger(store.layout.ledger, fs=store.fs, clock=store.clock)  # sets aside what a power cut left torn
+        store.ledger()  # sets aside what a power cut left torn
     return report
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def _check_origin(store: LogStore, report: StoreReport) -> None:
+def _check_origin(store: OpenStore, report: StoreReport) -> None:
     try:
         read_origin(store.fs, store.layout)
     except CorruptState as error:
         report.findings.append(Finding(f"the file that says of what the store is a copy: {error.what}", error.file))
 
 
-def _read(store: LogStore, *, data: bool = True, others: bool = False) -> _Ledger:
+def _read(store: OpenStore, *, data: bool = True, others: bool = False) -> _Ledger:
     applied = _applied(store)  # before the ledger: what is applied then was committed before
     tables = {
         name: salvage(store.fs, os.path.join(store.layout.ledger, name), schema, data=data, others=others)
@@ -105,7 +104,7 @@ def _read(store: LogStore, *, data: bool = True, others: bool = False) -> _Ledge
     return _Ledger(tables, applied)
 
 
-def _applied(store: LogStore) -> dict[str, Applied]:
+def _applied(store: OpenStore) -> dict[str, Applied]:
     """What the topics' ends tell, by topic id; a topic whose ends are damaged is left out."""
     names = {}
     for name in store.topic_names():
@@ -136,7 +135,7 @@ def _note_damage(report: StoreReport, ledger: _Ledger) -> None:
             report.findings += [Finding(f"ledger table {name}: {each.what}", each.file) for each in table.damage]
 
 
-def _note_disagreement(store: LogStore, report: StoreReport, ledger: _Ledger) -> None:
+def _note_disagreement(store: OpenStore, report: StoreReport, ledger: _Ledger) -> None:
     commits = ledger.tables["commits"]
     for topic_id, facts in ledger.applied.items():
         _, sequence = commits.transactions.get(TOPIC + topic_id, (0, 0))
@@ -158,7 +157,7 @@ def _note_disagreement(store: LogStore, report: StoreReport, ledger: _Ledger) ->
         )
 
 
-def _unappliable(store: LogStore, commits: Salvage) -> list[CommitRow]:
+def _unappliable(store: OpenStore, commits: Salvage) -> list[CommitRow]:
     """Commits above what their topic applied, without a plan to apply."""
     found = []
     for name in store.topic_names():
@@ -184,7 +183,7 @@ def _unappliable(store: LogStore, commits: Salvage) -> list[CommitRow]:
     return found
 
 
-def _has_plan(store: LogStore, row: CommitRow) -> bool:
+def _has_plan(store: OpenStore, row: CommitRow) -> bool:
     try:
         plan = read_plan(store.fs, store.layout.plan(row.plan_id), limits=store.limits)
     except (FileNotFoundError, CorruptState):
@@ -196,7 +195,7 @@ def _commit_rows(table: pa.Table | None) -> list[CommitRow]:
     return [] if table is None else [commit_row(row) for row in table.to_pylist()]
 
 
-def _plans(store: LogStore) -> list[Plan]:
+def _plans(store: OpenStore) -> list[Plan]:
     found = []
     for name in store.fs.listdir(store.layout.staging):
         if name.endswith(_PLAN_SUFFIX):
@@ -211,7 +210,7 @@ def _plans(store: LogStore) -> list[Plan]:
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def _repair_commits(store: LogStore, report: StoreReport, ledger: _Ledger, dry_run: bool) -> None:
+def _repair_commits(store: OpenStore, report: StoreReport, ledger: _Ledger, dry_run: bool) -> None:
     table = ledger.tables["commits"]
     sequences = {topic_id: table.transactions.get(TOPIC + topic_id, (0, 0))[1] for topic_id in ledger.applied}
     is_behind = any(sequences[topic_id] < facts.sequence for topic_id, facts in ledger.applied.items())
@@ -266,7 +265,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in found)
 
 
-def _repair_others(store: LogStore, report: StoreReport, table: Salvage, name: str, dry_run: bool) -> None:
+def _repair_others(store: OpenStore, report: StoreReport, table: Salvage, name: str, dry_run: bool) -> None:
     """Receipts of runs come back from every file that can be read; statistics are counted again by the next passes."""
     if all(each.is_torn for each in table.damage) or table.named is None or table.others is None:
         return
@@ -287,7 +286,7 @@ def _distinct(rows: pa.Table) -> pa.Table:
 
 
 def _replace(
-    store: LogStore, report: StoreReport, name: str, version: int, rows: pa.Table, made: Reconstruction | None
+    store: OpenStore, report: StoreReport, name: str, version: int, rows: pa.Table, made: Reconstruction | None
 ) -> None:
     aside = rebuild_table(
         store.fs,

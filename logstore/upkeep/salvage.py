@@ -11,6 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from logstore.commit.plan import Plan, read_plan
+from logstore.commit.staging import StagedReader
+from logstore.directory.state import PartitionState, read_state
+from logstore.directory.swap import finish_swap
 from logstore.errors import CorruptBatch, CorruptCheckpoint, CorruptState
 from logstore.partition.damage import FoundBatch, intact_batches
 from logstore.partition.leader_epochs import LeaderEpochs
@@ -27,13 +31,9 @@ from logstore.partition.salvage import (
     reasons,
     with_found_end,
 )
-from logstore.directory.state import PartitionState, read_state
-from logstore.directory.swap import finish_swap
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
-from logstore.commit.plan import Plan, read_plan
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-from logstore.commit.staging import StagedReader
-from logstore.store import LogStore
 from logstore.upkeep.topic_repair import rebuilt_state
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Looked:
 
 
 def look(
-    store: LogStore,
+    store: OpenStore,
     topic: Topic,
     number: int,
     *,
@@ -81,7 +81,7 @@ def look(
 
 
 def _partition(
-    store: LogStore, topic: Topic, number: int, committed: int | None, dry_run: bool, notes: list[str]
+    store: OpenStore, topic: Topic, number: int, committed: int | None, dry_run: bool, notes: list[str]
 ) -> Partition:
     directory = store.layout.partition(topic.partition(number))
     path = store.layout.partition_state(topic.id, number)
@@ -113,7 +113,7 @@ def _partition(
     return found
 
 
-def _half_swapped(store: LogStore, directory: str, state: PartitionState) -> PartitionState:
+def _half_swapped(store: OpenStore, directory: str, state: PartitionState) -> PartitionState:
     """The list once an interrupted replacement is finished, as far as it can be told without finishing it."""
     assert state.swap is not None
     concerned = {*state.swap.new_bases, *state.swap.old_bases}
@@ -134,7 +134,7 @@ class StagedBatches:
 
     name = "staging"
 
-    def __init__(self, store: LogStore, topic: Topic, number: int, rows: list[CommitRow]) -> None:
+    def __init__(self, store: OpenStore, topic: Topic, number: int, rows: list[CommitRow]) -> None:
         self._store = store
         self._topic = topic
         self._number = number

@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from logstore.errors import CorruptCheckpoint, CorruptState, UnknownTopic
 from logstore.directory.checkpoint import read_offset_checkpoint
-from logstore.directory.finding import Finding
+from logstore.directory.finding import Finding, StoreReport
 from logstore.directory.projection import checkpoint_entries
+from logstore.errors import CorruptCheckpoint, CorruptState, UnknownTopic
+from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic, read_definition
-from logstore.store import LogStore
-from logstore.upkeep.store_report import StoreReport
 
 
-def examine_side_files(store: LogStore) -> StoreReport:
+def examine_side_files(store: OpenStore) -> StoreReport:
     """Whether they can be read, and are about what they should be. Changes nothing."""
     return StoreReport([finding for _, finding in _damaged_copies(store)] + _damaged_checkpoints(store))
 
 
-def restore_side_files(store: LogStore, *, dry_run: bool = False) -> StoreReport:
+def restore_side_files(store: OpenStore, *, dry_run: bool = False) -> StoreReport:
     """Write damaged copies again; the checkpoints are, where a recovery ends, from what it found."""
     report = StoreReport()
     for topic, finding in _damaged_copies(store):
@@ -38,7 +37,7 @@ def restore_side_files(store: LogStore, *, dry_run: bool = False) -> StoreReport
     return report
 
 
-def _damaged_copies(store: LogStore) -> Iterator[tuple[Topic, Finding]]:
+def _damaged_copies(store: OpenStore) -> Iterator[tuple[Topic, Finding]]:
     for name in store.topic_names():
         try:
             topic = store.topic(name)
@@ -55,7 +54,7 @@ def _damaged_copies(store: LogStore) -> Iterator[tuple[Topic, Finding]]:
             yield topic, Finding(f"the second copy of {name}'s definition: {error.what}", file=path)
 
 
-def _damaged_checkpoints(store: LogStore) -> list[Finding]:
+def _damaged_checkpoints(store: OpenStore) -> list[Finding]:
     found = []
     for name in checkpoint_entries(()):
         path = os.path.join(store.layout.logs, name)

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from logstore.directory.trees import is_directory
 from logstore.errors import CorruptState, InvalidTopic, UnknownTopic
+from logstore.topic import TopicPartition, parse_uuid
+from logstore.topics.opened import OpenStore
 from logstore.topics.places import topic_id_at
 from logstore.topics.registry import Topic
-from logstore.store import LogStore
-from logstore.directory.trees import is_directory
-from logstore.topic import TopicPartition, parse_uuid
 
 
 class StrayKind(Enum):
@@ -39,7 +39,7 @@ class Stray:
     partition: int | None = None
 
 
-def readable_topics(store: LogStore) -> tuple[list[Topic], dict[str, CorruptState]]:
+def readable_topics(store: OpenStore) -> tuple[list[Topic], dict[str, CorruptState]]:
     """The topics whose files can be read, and by name what is wrong with the others."""
     found: list[Topic] = []
     damaged: dict[str, CorruptState] = {}
@@ -53,7 +53,7 @@ def readable_topics(store: LogStore) -> tuple[list[Topic], dict[str, CorruptStat
     return found, damaged
 
 
-def find_strays(store: LogStore, names: Sequence[str] | None = None, *, deep: bool = True) -> list[Stray]:
+def find_strays(store: OpenStore, names: Sequence[str] | None = None, *, deep: bool = True) -> list[Stray]:
     """Everything that belongs to no readable topic, and to no deletion or import under way; only of topics `names`.
 
     Unless `deep`, the directories that are named like a topic's are taken for its own without a look.
@@ -83,7 +83,7 @@ def find_strays(store: LogStore, names: Sequence[str] | None = None, *, deep: bo
 
 
 def _directory(
-    store: LogStore,
+    store: OpenStore,
     entry: str,
     topics: Mapping[str, Topic],
     damaged: Mapping[str, CorruptState],

@@ -14,13 +14,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from logstore.commit.plan import TopicPlan, read_plan
 from logstore.config import format_value
-from logstore.errors import CorruptCheckpoint, CorruptState, DuramenError
 from logstore.directory.checkpoint import read_offset_checkpoint, write_partition_metadata
+from logstore.directory.ends import VERSION as ENDS_VERSION
+from logstore.directory.sealed import read_sealed, whole_numbers
+from logstore.directory.state import PartitionState, read_state, write_state
+from logstore.directory.trees import is_directory
+from logstore.errors import CorruptCheckpoint, CorruptState, DuramenError
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.quarantine import folders, read_reason
 from logstore.partition.salvage import Partition, has_wrong_list, reasons
-from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.segment.names import (
     CLEANER_OFFSET_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -29,15 +33,12 @@ from logstore.segment.names import (
     DirectoryState,
     partition_directory_name,
 )
-from logstore.directory.ends import VERSION as ENDS_VERSION
-from logstore.topics.places import is_log_of, segments_at, topic_id_at
-from logstore.commit.plan import TopicPlan, read_plan
-from logstore.topics.registry import PARTITIONS_MAX, Topic, spelled
-from logstore.directory.sealed import read_sealed, whole_numbers
-from logstore.store import LogStore
-from logstore.upkeep.strays import Stray, StrayKind, find_strays
-from logstore.directory.trees import is_directory
 from logstore.topic import TopicPartition, new_topic_id
+from logstore.topics.opened import OpenStore
+from logstore.topics.places import is_log_of, segments_at, topic_id_at
+from logstore.topics.placing import make_partition
+from logstore.topics.registry import PARTITIONS_MAX, Topic, spelled
+from logstore.upkeep.strays import Stray, StrayKind, find_strays
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class _Evidence:
 
 
 def repair_topics(
-    store: LogStore,
+    store: OpenStore,
     names: Iterable[str] | None = None,
     *,
     configs: Mapping[str, object] | None = None,
@@ -89,14 +90,14 @@ def repair_topics(
     return repairs
 
 
-def _read(store: LogStore, name: str) -> list[Topic]:
+def _read(store: OpenStore, name: str) -> list[Topic]:
     try:
         return [store.topic(name)]
     except DuramenError:
         return []
 
 
-def _copy(store: LogStore, stray: Stray) -> list[Topic]:
+def _copy(store: OpenStore, stray: Stray) -> list[Topic]:
     copy = store.registry.read_copy(stray.topic_id) if stray.topic_id else None
     return [] if copy is None else [copy]
 
@@ -117,7 +118,7 @@ def _gathered(strays: list[Stray]) -> list[_Evidence]:
     return [found[name] for name in sorted(found)]
 
 
-def _plans(store: LogStore) -> dict[str, TopicPlan]:
+def _plans(store: OpenStore) -> dict[str, TopicPlan]:
     """The newest staged plan of each topic id."""
     found: dict[str, TopicPlan] = {}
     for entry in store.fs.listdir(store.layout.staging):
@@ -135,7 +136,7 @@ def _plans(store: LogStore) -> dict[str, TopicPlan]:
 
 
 def _definition(
-    store: LogStore,
+    store: OpenStore,
     evidence: _Evidence,
     living: Mapping[str, str],
     copies: list[Topic],
@@ -182,14 +183,14 @@ def _chosen_copy(evidence: _Evidence, copies: list[Topic]) -> Topic | None:
     return named[0] if named else None
 
 
-def _fits(store: LogStore, topic_id: str, evidence: _Evidence) -> bool:
+def _fits(store: OpenStore, topic_id: str, evidence: _Evidence) -> bool:
     return bool(evidence.directories) and all(
         (state := _state(store, topic_id, number)) is not None and is_log_of(store.fs, directory, state)
         for number, directory in evidence.directories.items()
     )
 
 
-def _chosen_id(store: LogStore, evidence: _Evidence, states: set[str | None], plans: Mapping[str, TopicPlan]) -> str:
+def _chosen_id(store: OpenStore, evidence: _Evidence, states: set[str | None], plans: Mapping[str, TopicPlan]) -> str:
     by_weight = [topic_id for topic_id, _ in evidence.carried.most_common()]
     for topic_id in [*(each for each in by_weight if each in states), *by_weight]:
         evidence.notes.append("its id is from partition.metadata")
@@ -212,7 +213,9 @@ def _chosen_id(store: LogStore, evidence: _Evidence, states: set[str | None], pl
     return new_topic_id()
 
 
-def _partitions(store: LogStore, evidence: _Evidence, topic_id: str, copy: Topic | None, plan: TopicPlan | None) -> int:
+def _partitions(
+    store: OpenStore, evidence: _Evidence, topic_id: str, copy: Topic | None, plan: TopicPlan | None
+) -> int:
     """At least as many as anything tells of."""
     counts = [number + 1 for number, path in evidence.directories.items() if _is_partition(store, path)]
     if copy is not None:
@@ -232,11 +235,11 @@ def _partitions(store: LogStore, evidence: _Evidence, topic_id: str, copy: Topic
     return min(max(counts, default=0), PARTITIONS_MAX)
 
 
-def _is_partition(store: LogStore, directory: str) -> bool:
+def _is_partition(store: OpenStore, directory: str) -> bool:
     return topic_id_at(store.fs, directory, limits=store.limits) is not None or bool(segments_at(store.fs, directory))
 
 
-def _with_settings(store: LogStore, topic: Topic, plan: TopicPlan | None, notes: list[str]) -> Topic:
+def _with_settings(store: OpenStore, topic: Topic, plan: TopicPlan | None, notes: list[str]) -> Topic:
     """A plan has every setting that was in force; those that are not the store's must be the topic's own."""
     if plan is None:
         return topic
@@ -250,7 +253,7 @@ def _with_settings(store: LogStore, topic: Topic, plan: TopicPlan | None, notes:
     return replace(topic, configs=spelled(own), config_version=plan.config_version, settings_unknown=False)
 
 
-def _bring_back(store: LogStore, topic: Topic, evidence: _Evidence) -> None:
+def _bring_back(store: OpenStore, topic: Topic, evidence: _Evidence) -> None:
     with store.locks.lease(topic.id, what=f"bring {topic.name} back"):
         store.fs.mkdir(store.layout.topic_state(topic.id))
         store.fs.fsync_dir(store.layout.state)
@@ -261,7 +264,7 @@ def _bring_back(store: LogStore, topic: Topic, evidence: _Evidence) -> None:
         store.registry.create(topic)
 
 
-def set_aside_file(store: LogStore, path: str) -> str:
+def set_aside_file(store: OpenStore, path: str) -> str:
     """Keep a damaged file in `staging/`, where nobody reads it and no sweep takes it."""
     kept = store.layout.work("damaged")
     store.fs.rename(path, kept)
@@ -272,7 +275,7 @@ def set_aside_file(store: LogStore, path: str) -> str:
 # --- partitions ----------------------------------------------------------------------------------------------------
 
 
-def repair_partition(store: LogStore, topic: Topic, number: int, *, dry_run: bool = False) -> list[str]:
+def repair_partition(store: OpenStore, topic: Topic, number: int, *, dry_run: bool = False) -> list[str]:
     """Give a partition back its `partition.metadata`, directory and segment list where they are lost or damaged.
 
     Returns what was done, or with `dry_run` what would be. A directory that is not the partition's own is set aside as
@@ -310,11 +313,11 @@ def repair_partition(store: LogStore, topic: Topic, number: int, *, dry_run: boo
             return done
         if state is not None and not state.is_as_made:
             done.append("its directory is gone; an empty one takes its place")
-        store.make_partition(topic, partition, state)
+        make_partition(store, topic, partition, state)
     return done
 
 
-def _repair_epochs(store: LogStore, directory: str, done: list[str], dry_run: bool) -> None:
+def _repair_epochs(store: OpenStore, directory: str, done: list[str], dry_run: bool) -> None:
     """A checkpoint of leader epochs that cannot be read goes: the log's recovery finds them in the batches."""
     try:
         LeaderEpochs.load(store.fs, directory, limits=store.limits)
@@ -324,7 +327,7 @@ def _repair_epochs(store: LogStore, directory: str, done: list[str], dry_run: bo
         done.append(f"{LEADER_EPOCH_CHECKPOINT} is damaged ({error.what}), and made again")
 
 
-def _may_be_log_of(store: LogStore, directory: str, state: PartitionState | None) -> bool:
+def _may_be_log_of(store: OpenStore, directory: str, state: PartitionState | None) -> bool:
     """Whether a directory of the right name and without an owner can be the partition's, damaged perhaps."""
     if state is None or not state.segments:
         return True
@@ -334,7 +337,7 @@ def _may_be_log_of(store: LogStore, directory: str, state: PartitionState | None
 
 
 def _is_log_after_all(
-    store: LogStore, topic: Topic, directory: str, state: PartitionState | None, carried: str
+    store: OpenStore, topic: Topic, directory: str, state: PartitionState | None, carried: str
 ) -> bool:
     """Whether a directory that names another topic is the partition's all the same, damaged perhaps.
 
@@ -354,14 +357,14 @@ def _is_log_after_all(
     return not any(is_log_of(store.fs, directory, each) for each in theirs)
 
 
-def _fitting(store: LogStore, directory: str, state: PartitionState | None) -> int:
+def _fitting(store: OpenStore, directory: str, state: PartitionState | None) -> int:
     """How many sealed segments of the list are there, to the byte."""
     found = segments_at(store.fs, directory)
     return sum(found.get(each.base_offset) == each.size_bytes for each in state.segments[:-1]) if state else 0
 
 
 def _repair_state(
-    store: LogStore, topic: Topic, partition: TopicPartition, done: list[str], dry_run: bool
+    store: OpenStore, topic: Topic, partition: TopicPartition, done: list[str], dry_run: bool
 ) -> PartitionState | None:
     """The partition's segment list, made again where it is lost; None for a partition nobody has written to."""
     path = store.layout.partition_state(topic.id, partition.partition)
@@ -395,7 +398,7 @@ def _repair_state(
     return state
 
 
-def rebuilt_state(store: LogStore, topic: Topic, partition: TopicPartition) -> PartitionState:
+def rebuilt_state(store: OpenStore, topic: Topic, partition: TopicPartition) -> PartitionState:
     """What is known of a partition whose list is lost, without segments: the log's own opening finds those."""
     directory = store.layout.partition(partition)
     log_start, first_dirty = _checkpointed(store, topic, partition)
@@ -411,14 +414,14 @@ def rebuilt_state(store: LogStore, topic: Topic, partition: TopicPartition) -> P
     )
 
 
-def _committed_end(store: LogStore, topic: Topic, partition: TopicPartition) -> int:
+def _committed_end(store: OpenStore, topic: Topic, partition: TopicPartition) -> int:
     try:
         return store.ends(topic).high_watermarks[partition.partition]
     except CorruptState:
         return 0
 
 
-def _is_of_another(store: LogStore, topic: Topic, partition: TopicPartition, state: PartitionState) -> bool:
+def _is_of_another(store: OpenStore, topic: Topic, partition: TopicPartition, state: PartitionState) -> bool:
     directory = store.layout.partition(partition)
     if state.swap is not None or not store.fs.exists(directory):
         return False  # names change in the middle of a replacement
@@ -426,7 +429,7 @@ def _is_of_another(store: LogStore, topic: Topic, partition: TopicPartition, sta
     return has_wrong_list(Partition(store.fs, directory, str(partition), state, None, config, store.limits, now_ms))
 
 
-def _checkpointed(store: LogStore, topic: Topic, partition: TopicPartition) -> tuple[int, int]:
+def _checkpointed(store: OpenStore, topic: Topic, partition: TopicPartition) -> tuple[int, int]:
     """Log start and first dirty offset from Kafka's checkpoint files, if they were written since the topic came to be.
 
     Older ones may speak of another topic of the same name.
@@ -444,7 +447,7 @@ def _checkpointed(store: LogStore, topic: Topic, partition: TopicPartition) -> t
     return found[0], found[1]
 
 
-def _state(store: LogStore, topic_id: str, number: int) -> PartitionState | None:
+def _state(store: OpenStore, topic_id: str, number: int) -> PartitionState | None:
     try:
         return read_state(store.fs, store.layout.partition_state(topic_id, number), limits=store.limits)
     except CorruptState:

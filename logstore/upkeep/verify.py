@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from logstore.directory.checkpoint import read_partition_metadata
+from logstore.directory.finding import Finding
+from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state
 from logstore.errors import CorruptBatch, DuramenError
 from logstore.files import FileSystem, NotRegularFile
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
-from logstore.directory.checkpoint import read_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import read_snapshot
-from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state
 from logstore.records.decoder import Decoder
 from logstore.records.table import LAST_OFFSET, MAX_TIMESTAMP, POSITION, BatchTable
 from logstore.segment.batches import Chunk, begin_offsets
 from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file_name, parse_file_name
 from logstore.segment.segment import LogSegment
-from logstore.directory.finding import Finding
 from logstore.topic import TopicPartition
 
 #: after this many findings in one segment the rest is the same story

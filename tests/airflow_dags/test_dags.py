@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from compaction_job import plan
-from logstore.ledger import Ledger, RunRow
 from logstore.commit.committer import Committer
+from logstore.ledger import Ledger, RunRow
 from logstore.store import LogStore
 
 Airflow = Any  # the fixture's class; conftest.py is not to be imported

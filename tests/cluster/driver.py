@@ -21,8 +21,8 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from logstore.records.partitioner import partition_for_key
 from logstore.commit.committer import Committer
+from logstore.records.partitioner import partition_for_key
 from logstore.store import LogStore
 from streaming import LogSink, restore_state
 from streaming.flusher import flush_now

@@ -14,9 +14,9 @@ from chispa import assert_df_equality
 from pyspark.errors.exceptions.connect import SparkException
 from pyspark.sql import functions as F
 
+from logstore.commit.committer import Committer
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
 from logstore.store import LogStore
 from streaming import LogSink, restore_state
 from streaming.sink import APPLY_ON_DRIVER_BYTES

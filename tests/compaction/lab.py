@@ -15,11 +15,11 @@ from logstore.cleaner.filter import LastRecord
 from logstore.cleaner.work import CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.state import PartitionState, read_state
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.directory.state import PartitionState, read_state
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
 from logstore.commit.produce import table_of
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 KEYS, TURNS = 40, 8

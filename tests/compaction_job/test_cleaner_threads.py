@@ -16,10 +16,10 @@ from compaction_job import compact, plan
 from compaction_job.job import Progress
 from compaction_job.spark_engine import SparkEngine
 from logstore.clock import ManualClock
-from logstore.records.record import Record
 from logstore.compaction.compaction import Budget, MapAdvice, PartitionPlan, Run, cleaner_threads, map_advice
-from logstore.transfer.kafka_import import examine, import_topics
+from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.transfer.kafka_import import examine, import_topics
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = {"cleanup.policy": "compact", "segment.bytes": 20_000, "file.delete.delay.ms": 0}

@@ -13,9 +13,9 @@ import pytest
 
 from compaction_job import compact, plan
 from logstore.clock import ManualClock
+from logstore.commit.committer import Committer
 from logstore.errors import NotCompacted, UnknownTopic
 from logstore.ledger import Ledger
-from logstore.commit.committer import Committer
 from logstore.store import LogStore
 
 NOW_MS = 1_700_000_000_000

@@ -11,8 +11,8 @@ import pytest
 
 from compaction_job import compact
 from compaction_job.planning import main
-from logstore.records.record import Record
 from logstore.commit.produce import table_of
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 BOTH = [("accounts", 0), ("accounts", 1)]

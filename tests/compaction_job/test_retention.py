@@ -11,8 +11,8 @@ import pytest
 
 from compaction_job import compact
 from compaction_job.retention import main
-from logstore.records.record import Record
 from logstore.commit.produce import table_of
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 HOUR_MS = 3_600_000

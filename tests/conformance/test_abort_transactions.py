@@ -11,10 +11,10 @@ from conformance.broker import Broker
 from conformance.kafka import Kafka, Op, record
 from conformance.workload import NOW_MS, PARTITION, partition_files
 from logstore.clock import ManualClock
+from logstore.commit.transactions import abort_transaction, open_transactions
+from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import examine, import_topics, stopped_source
-from logstore.store import LogStore
-from logstore.commit.transactions import abort_transaction, open_transactions
 
 CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 300, "retention.ms": -1}
 #: far above those a new cluster hands out

@@ -20,9 +20,9 @@ from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.record import Record
+from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import examine, import_topics, stopped_source
-from logstore.store import LogStore
 
 SMALL = {"segment.bytes": 4000, "index.interval.bytes": 300, "retention.ms": -1}
 #: far above those a new cluster hands out

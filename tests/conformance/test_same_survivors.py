@@ -39,8 +39,8 @@ from logstore.cleaner.rewrite import GroupWriter
 from logstore.cleaner.work import PassReport
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.directory.state import read_state, write_state
+from logstore.partition.log import PartitionLog
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 LOGS = int(os.environ.get("DURAMEN_SURVIVOR_LOGS", "5000" if SOAK else "208"))

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from conformance.kafka import Kafka, LogRun, Op, batch, record
+from logstore.commit.committer import Committer
 from logstore.files import OS_FILES
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.header import read_header
-from logstore.commit.committer import Committer
 from logstore.store import LogStore
 
 Spark = Any

@@ -42,6 +42,8 @@ from crash.live import (
     stream_rows,
 )
 from duramen import cli
+from logstore.commit.committer import AppBatch, Committer, Staging
+from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import (
     AppendUnfinished,
     CommitConflict,
@@ -50,8 +52,6 @@ from logstore.errors import (
     LockHeld,
     TopicChanged,
 )
-from logstore.commit.committer import AppBatch, Committer, Staging
-from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.store import LogStore
 
 #: what a busy store may answer; the same call is made again
@@ -335,9 +335,9 @@ def play(order: dict[str, Any]) -> None:
 
 def warm_up() -> None:
     """Load what every child would load; in a child, because the ledger's library starts threads that no fork brings."""
-    import logstore.upkeep.backup
     import logstore.compaction.compaction
     import logstore.restore.restore
+    import logstore.upkeep.backup
     import logstore.upkeep.verify  # noqa: F401
     from logstore.records.native import kernels
 

@@ -12,11 +12,11 @@ import os
 from dataclasses import dataclass, field, replace
 
 from crash.workload import RECORDS_MAX, Operation, Place, records_of
+from logstore.directory.state import read_state
 from logstore.files import FileSystem
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import Isolation
-from logstore.directory.state import read_state
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record

@@ -43,8 +43,8 @@ from crash.live import (
 )
 from duramen import cli
 from logstore.clock import SYSTEM_CLOCK, ManualClock
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 ROOT = Path(__file__).resolve().parents[2]

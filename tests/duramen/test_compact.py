@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore.ledger import Ledger
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
+from logstore.ledger import Ledger
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 Command = Callable[..., Any]

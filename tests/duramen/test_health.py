@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from logstore.records.record import Record
 from logstore.commit.committer import AppBatch
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 Command = Callable[..., Any]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.files import OS_FILES
 from logstore.directory.checkpoint import MetaProperties, write_meta_properties
+from logstore.files import OS_FILES
 from metadata_log import config
 
 from .conftest import BASE_MS, Command, with_metadata

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from logstore.files import OsFileSystem
-from logstore.upkeep.maintenance import delete_records
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import delete_records
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000

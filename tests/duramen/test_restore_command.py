@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.files import OS_FILES
-from logstore.directory.state import write_state
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
+from logstore.directory.state import write_state
+from logstore.files import OS_FILES
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 Command = Callable[..., object]

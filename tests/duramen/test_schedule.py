@@ -21,9 +21,9 @@ import pytest
 
 from compaction_job import compact
 from compaction_job.job import Report
+from logstore.commit.produce import table_of
 from logstore.ledger import Ledger, RunRow
 from logstore.records.record import Record
-from logstore.commit.produce import table_of
 from logstore.store import LogStore
 
 Command = Callable[..., Any]

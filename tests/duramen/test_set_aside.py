@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from logstore.errors import AppendUnfinished
-from logstore.records.record import Record
 from logstore.commit.committer import Committer, Staging
 from logstore.commit.produce import table_of
 from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.errors import AppendUnfinished
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 

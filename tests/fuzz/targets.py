@@ -22,18 +22,21 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from logstore.errors import CorruptBatch, DecompressionLimit, DuramenError
-from logstore.files import OS_FILES, FileStat
-from logstore.limits import INT64_MAX, Limits
 from logstore.directory.checkpoint import (
     read_clean_shutdown,
     read_meta_properties,
     read_offset_checkpoint,
     read_partition_metadata,
 )
+from logstore.directory.ends import TopicEnds, read_ends, write_ends
+from logstore.directory.layout import Layout
+from logstore.directory.sealed import seal
+from logstore.directory.state import PartitionState, SegmentEntry, SwapNote, encode_state, read_state
+from logstore.errors import CorruptBatch, DecompressionLimit, DuramenError
+from logstore.files import OS_FILES, FileStat
+from logstore.limits import INT64_MAX, Limits
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import SnapshotEntry, encode_snapshot, read_snapshot
-from logstore.directory.state import PartitionState, SegmentEntry, SwapNote, encode_state, read_state
 from logstore.records import slots, table
 from logstore.records.codes import FULL, OK
 from logstore.records.columns import columns_of
@@ -48,10 +51,7 @@ from logstore.records.record import Record
 from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.time_index import TimeIndex
 from logstore.segment.txn_index import AbortedTransaction, TxnIndex, encode_entry
-from logstore.directory.ends import TopicEnds, read_ends, write_ends
-from logstore.directory.layout import Layout
 from logstore.topics.registry import TopicRegistry
-from logstore.directory.sealed import seal
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 LIMITS = Limits(batch_bytes=1 << 20, decompressed_bytes=1 << 18, read_buffer_bytes=1 << 20, side_file_bytes=1 << 22)

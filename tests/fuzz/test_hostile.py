@@ -26,6 +26,9 @@ from fuzz.directories import NOW_MS, PARTITION, open_log, sound
 from fuzz.mutation import WORDS, mutate
 from fuzz.targets import FILE, Target, all_targets, vectors
 from logstore.config import LogConfig
+from logstore.directory.checkpoint import read_meta_properties, read_offset_checkpoint, read_partition_metadata
+from logstore.directory.ends import read_ends
+from logstore.directory.state import read_state
 from logstore.errors import (
     CorruptBatch,
     CorruptCheckpoint,
@@ -37,12 +40,10 @@ from logstore.errors import (
 )
 from logstore.files import OS_FILES
 from logstore.limits import MIB, Limits
-from logstore.directory.checkpoint import read_meta_properties, read_offset_checkpoint, read_partition_metadata
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.snapshot import read_snapshot
-from logstore.directory.state import read_state
 from logstore.records.compression import CODECS
 from logstore.records.control import parse_control_record
 from logstore.records.iterate import iter_records
@@ -52,7 +53,6 @@ from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimeIndex
 from logstore.segment.txn_index import TxnIndex
-from logstore.directory.ends import read_ends
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 LIMITS = Limits(batch_bytes=1 * MIB, decompressed_bytes=MIB // 4, read_buffer_bytes=1 * MIB, side_file_bytes=1 * MIB)

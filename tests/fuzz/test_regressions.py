@@ -13,6 +13,7 @@ from crc32c import crc32c
 from fuzz.directories import NOW_MS, PARTITION, STATE, Sound, on_disk, open_log, open_reader, sound
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.state import read_state
 from logstore.errors import (
     CorruptBatch,
     CorruptState,
@@ -27,7 +28,6 @@ from logstore.partition import reader as reader_module
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.reading import Isolation, read_chunks
-from logstore.directory.state import read_state
 from logstore.records.columns import columns_of
 from logstore.records.decoder import upconvert
 from logstore.records.encoder import BatchOptions, encode_batch

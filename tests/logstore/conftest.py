@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from logstore.records.record import Record
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
 
 BASE_MS = 1_700_000_000_000
 

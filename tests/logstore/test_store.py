@@ -10,6 +10,8 @@ import pytest
 
 from logstore.clock import ManualClock
 from logstore.config import Source
+from logstore.directory.checkpoint import read_meta_properties, read_partition_metadata
+from logstore.directory.ends import TopicEnds
 from logstore.errors import (
     InvalidConfig,
     InvalidTopic,
@@ -22,8 +24,6 @@ from logstore.errors import (
     UnknownTopic,
 )
 from logstore.files import OsFileSystem
-from logstore.directory.checkpoint import read_meta_properties, read_partition_metadata
-from logstore.directory.ends import TopicEnds
 from logstore.store import LogStore
 
 

@@ -12,11 +12,11 @@ from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.work import CleaningOptions
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.state import PartitionState, read_state
+from logstore.directory.swap import finish_swap
 from logstore.errors import DuramenError
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.directory.state import PartitionState, read_state
-from logstore.directory.swap import finish_swap
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
 from simulation.filesystem import PowerCut, SimulatedFileSystem

@@ -21,14 +21,14 @@ import pytest
 from deltalake import DeltaTable
 
 from duramen.cli import run
+from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.produce import append_table, table_of
 from logstore.errors import DuramenError, ReplayMismatch
 from logstore.ledger import RunRow
 from logstore.records.record import Record
-from logstore.commit.committer import AppBatch, Committer
-from logstore.upkeep.maintenance import recover
-from logstore.commit.produce import append_table, table_of
-from logstore.upkeep.repair import examine, repair
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import recover
+from logstore.upkeep.repair import examine, repair
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 CASES = int(os.environ.get("DURAMEN_DAMAGED_LEDGERS", "200" if SOAK else "4"))

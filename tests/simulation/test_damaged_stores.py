@@ -27,6 +27,8 @@ import typer
 from compaction_job import compact
 from duramen import cli
 from logstore.clock import ManualClock
+from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
 from logstore.errors import DuramenError
 from logstore.files import OS_FILES, File, OsFile, OsFileSystem
 from logstore.partition.producer_state import AppendOrigin
@@ -34,10 +36,8 @@ from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.header import read_header
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
-from logstore.upkeep.maintenance import delete_records
-from logstore.commit.produce import append_table, table_of
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import delete_records
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 STORES = int(os.environ.get("DURAMEN_DAMAGED_STORES", "1000" if SOAK else "12"))

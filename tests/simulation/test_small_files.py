@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from logstore.errors import CorruptIndex
 from logstore.directory.checkpoint import (
     delete_clean_shutdown,
     read_clean_shutdown,
@@ -16,6 +15,7 @@ from logstore.directory.checkpoint import (
     write_clean_shutdown,
     write_offset_checkpoint,
 )
+from logstore.errors import CorruptIndex
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerBatch, ProducerStateManager
 from logstore.segment.txn_index import AbortedTransaction, TxnIndex

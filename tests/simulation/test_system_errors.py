@@ -22,17 +22,17 @@ import pyarrow as pa
 import pytest
 
 from compaction_job.job import compact
-from logstore.errors import AppendUnfinished, CommitConflict, DuramenError
-from logstore.files import OS_FILES
-from logstore.directory import unsynced
-from logstore.upkeep.backup import backup
 from logstore.commit.committer import AppBatch, Committer, Staging
-from logstore.transfer.kafka_export import export_topics
-from logstore.transfer.kafka_import import examine, import_topics, stopped_source
-from logstore.upkeep.maintenance import delete_records, recover, retain
 from logstore.commit.produce import append_table
 from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.directory import unsynced
+from logstore.errors import AppendUnfinished, CommitConflict, DuramenError
+from logstore.files import OS_FILES
 from logstore.store import LogStore
+from logstore.transfer.kafka_export import export_topics
+from logstore.transfer.kafka_import import examine, import_topics, stopped_source
+from logstore.upkeep.backup import backup
+from logstore.upkeep.maintenance import delete_records, recover, retain
 from logstore.upkeep.verify import verify_partition
 from simulation.faulty import ERRORS, NEEDS_ROOM, ROOM_ERRORS, Fault, FaultyFiles, short_transfers
 

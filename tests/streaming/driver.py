@@ -18,9 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from logstore.commit import apply
-
-from logstore.commit import committer
+from logstore.commit import apply, committer
 from logstore.commit.committer import Committer
 from logstore.directory.locks import StoreLocks
 from streaming.sink import LogSink

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from logstore.commit.committer import Committer
 from logstore.errors import (
     AppendUnfinished,
     DiskFull,
@@ -32,7 +33,6 @@ from logstore.errors import (
     UnsuitableFileSystem,
 )
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
 from logstore.store import LogStore
 from streaming.restore import restore_state
 from streaming.sink import LogSink

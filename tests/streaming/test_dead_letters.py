@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from logstore.errors import DuramenError, InvalidConfig, UnknownTopic
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
 from logstore.commit.staging import EncodeOptions, TopicTarget
+from logstore.errors import DuramenError, InvalidConfig, UnknownTopic
+from logstore.records.record import Record
 from logstore.store import LogStore
 from streaming.dead_letters import PREFIX, faults
 from streaming.sink import LogSink

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from logstore.ledger import CommitRow
 from logstore.commit.committer import Committed, Committer
+from logstore.ledger import CommitRow
 from logstore.store import LogStore
 from streaming.progress import batch_progress
 from streaming.sink import LogSink

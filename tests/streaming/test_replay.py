@@ -24,14 +24,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.produce import append_table
+from logstore.directory.ends import TopicEnds
 from logstore.files import OS_FILES
 from logstore.records.compression import codec_by_name
 from logstore.records.header import BatchHeader, read_header
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.commit.committer import AppBatch, Committer
-from logstore.directory.ends import TopicEnds
-from logstore.commit.produce import append_table
 from logstore.store import LogStore
 from streaming.sink import LogSink
 

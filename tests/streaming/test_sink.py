@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from logstore.commit.committer import Committer
 from logstore.errors import (
     InvalidConfig,
     InvalidPartition,
@@ -25,7 +26,6 @@ from logstore.errors import (
 )
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
 from logstore.store import LogStore
 from streaming import restore_into_delta
 from streaming.flusher import flush_now

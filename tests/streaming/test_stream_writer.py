@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]

@@ -13,8 +13,8 @@ import time
 import pyarrow as pa
 
 from logstore.commit.committer import Committer
-from logstore.upkeep.maintenance import retain
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import retain
 
 TOPIC = "orders"
 KEYS = 97

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from logstore.errors import InvalidConfig, UnknownConfig
 from logstore.commit.apps import Adopt
+from logstore.errors import InvalidConfig, UnknownConfig
 from streaming.options import EARLIEST, LATEST, Boundary, read_options, write_options
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from logstore.commit.committer import Committer, Staging
+from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import InvalidConfig, NotAStore, OffsetOutOfRange, StoreVersionError, UnknownTopic
 from logstore.records.record import Record
-from logstore.commit.committer import Committer, Staging
-from logstore.upkeep.maintenance import delete_records
-from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import delete_records
 from streaming.admission import LimitingStreamReader
 from streaming.columns import chosen_columns
 from streaming.options import ReadOptions, read_options

@@ -13,9 +13,9 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 
+from logstore.directory.state import write_state
 from logstore.errors import HistoryCompacted
 from logstore.files import OS_FILES
-from logstore.directory.state import write_state
 from logstore.records.record import Record
 from logstore.store import LogStore
 from streaming import restore_into_delta, restore_state

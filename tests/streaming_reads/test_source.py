@@ -23,8 +23,8 @@ from pyspark.sql.types import (
 )
 
 from logstore.records.record import Record
-from logstore.upkeep.maintenance import delete_records
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import delete_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from compaction.lab import NOW_MS, Lab
-from logstore.errors import CorruptBatch
 from logstore.directory.state import PartitionState
+from logstore.errors import CorruptBatch
 from logstore.records.record import Record
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from logstore.commit.apps import Adopt, AppBatch, is_replay
+from logstore.commit.committer import Committer
+from logstore.directory.origin import read_origin
 from logstore.errors import CommitConflict, InvalidConfig, MissingBatches, NotAStore, ReplayMismatch
 from logstore.ledger import AppProgress, CommitRequest, Ledger
 from logstore.ledger.ledger import COUNTED
 from logstore.records.record import Record
-from logstore.upkeep import repair
-from logstore.commit.apps import Adopt, AppBatch, is_replay
-from logstore.upkeep.backup import backup
-from logstore.commit.committer import Committer
-from logstore.directory.origin import read_origin
 from logstore.store import LogStore
+from logstore.upkeep import repair
+from logstore.upkeep.backup import backup
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 

@@ -12,6 +12,10 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
+from logstore.commit.committer import AppBatch, Committed, Committer, Staging
+from logstore.commit.plan import write_plan
+from logstore.commit.produce import append_table, table_of
+from logstore.commit.staging import EncodeOptions, StagedFile, StagedWriter
 from logstore.errors import (
     AppendTooLarge,
     AppendUnfinished,
@@ -32,10 +36,6 @@ from logstore.errors import (
 from logstore.ledger import CommitRequest, Ledger
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.commit.committer import AppBatch, Committed, Committer, Staging
-from logstore.commit.plan import write_plan
-from logstore.commit.produce import append_table, table_of
-from logstore.commit.staging import EncodeOptions, StagedFile, StagedWriter
 from logstore.store import LogStore
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]

@@ -23,16 +23,16 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.errors import DuramenError
-from logstore.files import File, OsFile, OsFileSystem
-from logstore.records.record import Record
 from logstore.commit.apply import apply_partition
 from logstore.commit.committer import AppBatch, Committer, Staging
 from logstore.commit.plan import Plan, read_plan
 from logstore.commit.produce import append_table
-from logstore.topics.registry import Topic
 from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.errors import DuramenError
+from logstore.files import File, OsFile, OsFileSystem
+from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 ROOT = Path(__file__).parents[3]

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.records.record import Record
-from logstore.directory import tails
 from logstore.commit.committer import AppBatch, Committer, Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.directory import tails
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]

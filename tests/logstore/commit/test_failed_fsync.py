@@ -15,14 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore.files import File, OsFile, OsFileSystem
-from logstore.directory import unsynced
-from logstore.records.record import Record
-from logstore.directory import tails
 from logstore.commit.committer import Committer
-from logstore.upkeep.maintenance import retain
 from logstore.commit.produce import append_table
+from logstore.directory import tails, unsynced
+from logstore.files import File, OsFile, OsFileSystem
+from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import retain
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore.errors import AppendTooLarge, AppendUnfinished, DamagedLog, InvalidConfig, RecordTooLarge, UnappliablePlan
-from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.records.record import Record
 from logstore.commit.committer import Committer, Staging
 from logstore.commit.plan import Plan, write_plan
 from logstore.commit.produce import append_table
-from logstore.topics.registry import Topic
 from logstore.commit.set_aside import set_aside
 from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.errors import AppendTooLarge, AppendUnfinished, DamagedLog, InvalidConfig, RecordTooLarge, UnappliablePlan
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 SMALL = Limits(batch_bytes=64 << 10, read_buffer_bytes=64 << 10, decompressed_bytes=128 << 10)

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
+from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.produce import append_table
+from logstore.directory import tails
 from logstore.errors import CorruptState, DamagedLog
 from logstore.records.record import Record
-from logstore.directory import tails
-from logstore.commit.committer import AppBatch, Committer
-from logstore.upkeep.maintenance import recover
-from logstore.commit.produce import append_table
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import recover
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"

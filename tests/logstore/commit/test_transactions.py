@@ -9,15 +9,15 @@ import pytest
 
 from compaction.lab import Lab
 from logstore.clock import ManualClock
+from logstore.commit.committer import Committer
+from logstore.commit.transactions import abort_transaction, open_transactions
 from logstore.errors import AppendUnfinished, UnknownTopic, UnknownTransaction
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
-from logstore.transfer.kafka_import import examine, import_topics
 from logstore.store import LogStore
-from logstore.commit.transactions import abort_transaction, open_transactions
+from logstore.transfer.kafka_import import examine, import_topics
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = {"cleanup.policy": "compact", "segment.bytes": 1_000, "min.cleanable.dirty.ratio": 0}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from logstore.compaction.erasure import find_keys
 from logstore.records.compression import codec_by_name
 from logstore.records.record import Record
-from logstore.compaction.erasure import find_keys
 from logstore.store import LogStore
 
 NOW_MS = 1_700_000_000_000

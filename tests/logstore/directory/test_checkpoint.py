@@ -10,9 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from logstore.errors import CorruptCheckpoint
-from logstore.files import OS_FILES
-from logstore.limits import Limits
 from logstore.directory.checkpoint import (
     CleanShutdown,
     Line,
@@ -30,6 +27,9 @@ from logstore.directory.checkpoint import (
     write_offset_checkpoint,
     write_partition_metadata,
 )
+from logstore.errors import CorruptCheckpoint
+from logstore.files import OS_FILES
+from logstore.limits import Limits
 from logstore.topic import TopicPartition
 
 TOPIC_ID = "Ql9Jzv2kQxq1Zr0cV8s3Tw"

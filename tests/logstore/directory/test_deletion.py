@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from logstore.clock import ManualClock
-from logstore.files import OS_FILES
 from logstore.directory.deletion import mark_deleted, sweep_deleted
+from logstore.files import OS_FILES
 from simulation.filesystem import SimulatedFileSystem
 
 KINDS = ("log", "index", "timeindex", "txnindex", "snapshot")

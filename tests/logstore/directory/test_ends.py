@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.errors import CorruptState
-from logstore.files import OS_FILES
 from logstore.directory.ends import TopicEnds, read_ends, write_ends
 from logstore.directory.sealed import write_sealed
+from logstore.errors import CorruptState
+from logstore.files import OS_FILES
 
 _OFFSETS = st.integers(0, 2**63 - 1)
 

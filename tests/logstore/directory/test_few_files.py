@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from logstore.config import LogConfig
-from logstore.files import OS_FILES
 from logstore.directory.few_files import OPEN_MAX, FewFiles
+from logstore.files import OS_FILES
 from logstore.partition.log import PartitionLog
 from logstore.records.record import Record
 from logstore.topic import TopicPartition

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.errors import LockHeld, StoreInUse
-from logstore.files import OS_FILES, File, OsFileSystem
 from logstore.directory.layout import Layout
 from logstore.directory.locks import FileLock, StoreLocks, holder
+from logstore.errors import LockHeld, StoreInUse
+from logstore.files import OS_FILES, File, OsFileSystem
 from logstore.topic import new_topic_id
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from logstore.directory.probe import probe_file_system
 from logstore.errors import DiskFull, UnsuitableFileSystem
 from logstore.files import OS_FILES, File, OsFileSystem
-from logstore.directory.probe import probe_file_system
 from logstore.store import LogStore
 
 

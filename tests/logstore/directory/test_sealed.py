@@ -9,9 +9,9 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logstore.directory.sealed import read_sealed, seal, unseal, whole_number, whole_numbers, write_sealed
 from logstore.errors import CorruptState, StoreVersionError
 from logstore.files import OS_FILES
-from logstore.directory.sealed import read_sealed, seal, unseal, whole_number, whole_numbers, write_sealed
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8),

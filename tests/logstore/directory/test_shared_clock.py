@@ -11,10 +11,8 @@ import pytest
 
 from compaction_job.job import compact
 from logstore.clock import SYSTEM_CLOCK, ManualClock
-from logstore.files import File, FileStat, OsFileSystem
-from logstore.records.record import Record
-from logstore.directory import shared_clock as module
 from logstore.commit.committer import Committer
+from logstore.directory import shared_clock as module
 from logstore.directory.shared_clock import (
     AGREES_MS,
     DOUBTED_MS,
@@ -25,6 +23,8 @@ from logstore.directory.shared_clock import (
     believed,
     doubt_of,
 )
+from logstore.files import File, FileStat, OsFileSystem
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 HOUR_MS = 3_600_000

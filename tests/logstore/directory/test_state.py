@@ -9,10 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.clock import ManualClock
-from logstore.errors import CorruptState
-from logstore.files import OS_FILES, replace_file
-from logstore.limits import INT64_MAX, Limits
-from logstore.partition.log import PartitionLog
 from logstore.directory.state import (
     PartitionState,
     SegmentEntry,
@@ -22,6 +18,10 @@ from logstore.directory.state import (
     read_state,
     write_state,
 )
+from logstore.errors import CorruptState
+from logstore.files import OS_FILES, replace_file
+from logstore.limits import INT64_MAX, Limits
+from logstore.partition.log import PartitionLog
 from logstore.records.record import Record
 from logstore.topic import TopicPartition, new_topic_id
 from simulation.filesystem import SimulatedFileSystem

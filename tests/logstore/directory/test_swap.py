@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from logstore.config import LogConfig
-from logstore.files import FileSystem
-from logstore.partition.log import PartitionLog
 from logstore.directory.state import SwapNote, read_state, write_state
 from logstore.directory.swap import replace_segments
+from logstore.files import FileSystem
+from logstore.partition.log import PartitionLog
 from logstore.records.scan import scan_batches
 from logstore.segment.names import Transient
 from logstore.segment.segment import LogSegment

@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.clock import ManualClock
+from logstore.directory import unsynced
 from logstore.errors import CommitUnknown, LedgerError
 from logstore.files import OS_FILES
 from logstore.ledger import CommitRequest, Ledger
 from logstore.ledger.rows import COMMITS
 from logstore.ledger.salvage import salvage
 from logstore.ledger.table import GRACE_MS
-from logstore.directory import unsynced
 
 RequestOf = Callable[..., CommitRequest]
 FAILURES = {

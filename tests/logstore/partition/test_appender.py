@@ -11,14 +11,14 @@ import pytest
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.state import PartitionState, read_state, write_state
+from logstore.directory.tail import Tail
 from logstore.errors import AppendTooLarge, DamagedLog
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.appender import Appender, tail_of
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.directory.state import PartitionState, read_state, write_state
-from logstore.directory.tail import Tail
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, Encoder
 from logstore.records.record import Record

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.config import LogConfig
+from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.errors import DamagedLog
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
@@ -22,7 +23,6 @@ from logstore.partition.latest import latest_records
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView
-from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
 

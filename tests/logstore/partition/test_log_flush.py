@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from logstore.clock import SYSTEM_CLOCK, ManualClock
 from logstore.config import LogConfig
+from logstore.directory.state import read_state
 from logstore.errors import DamagedLog
 from logstore.partition.log import PartitionLog
-from logstore.directory.state import read_state
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import NOW_MS, batch, contents, expected, open_log, rec, recs, sized_batch, state_path
 from simulation.tracing import Call, TracingFileSystem

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.state import read_state
 from logstore.partition.log import DeletedSegments, PartitionLog
 from logstore.partition.retention import LogFacts
-from logstore.directory.state import read_state
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,

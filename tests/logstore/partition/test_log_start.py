@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from logstore.config import LogConfig
+from logstore.directory.state import read_state
 from logstore.errors import OffsetOutOfRange
 from logstore.partition.log import PartitionLog
-from logstore.directory.state import read_state
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,

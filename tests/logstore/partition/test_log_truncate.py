@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.config import LogConfig
+from logstore.directory.state import read_state
 from logstore.errors import DamagedLog, OffsetOutOfRange, OutOfOrderSequence
 from logstore.partition.log import PartitionLog
 from logstore.partition.reading import Isolation
-from logstore.directory.state import read_state
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.partition.losses import LOSSES_MAX, clipped, lost_offsets, merged, subtract, without
 from logstore.directory.state import Loss, PartitionState, decode_state, encode_state
+from logstore.partition.losses import LOSSES_MAX, clipped, lost_offsets, merged, subtract, without
 
 
 def loss(base: int, end: int, **options: bool) -> Loss:

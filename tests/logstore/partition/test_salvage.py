@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from logstore.config import LogConfig
+from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state, write_state
+from logstore.directory.swap import finish_swap
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.log import PartitionLog
 from logstore.partition.salvage import Partition, Salvage, carry_out, has_wrong_list, plan_salvage, reasons
-from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state, write_state
-from logstore.directory.swap import finish_swap
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 from simulation.logs import DIRECTORY, NOW_MS, contents, directory_bytes, open_log, rec, sized_batch, state_path
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from logstore.records.record import Record
 from logstore.commit.committer import Committer
-from logstore.restore.lookup import latest_of_key
 from logstore.commit.produce import append_table, table_of
+from logstore.records.record import Record
+from logstore.restore.lookup import latest_of_key
 from logstore.store import LogStore
 
 Append = Callable[..., None]

@@ -12,16 +12,16 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
+from logstore.directory.state import write_state
 from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, UnknownTopic
 from logstore.files import OS_FILES
 from logstore.partition import latest
-from logstore.directory.state import write_state
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
-from logstore.upkeep.maintenance import delete_records, retain
-from logstore.commit.produce import append_table, table_of
 from logstore.restore.restore import RESTORED, RestorePlan, plan_restore, restore
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import delete_records, retain
 
 Append = Callable[..., None]
 State = dict[bytes, bytes | None]

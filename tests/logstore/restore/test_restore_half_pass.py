@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from logstore.cleaner.cleaner import LocalEngine
+from logstore.compaction.compaction import Context, budget_of, compact_partition
+from logstore.directory import swap
+from logstore.directory.state import PartitionState
 from logstore.errors import HistoryCompacted
 from logstore.files import OS_FILES
 from logstore.ledger import Ledger
 from logstore.limits import DEFAULT_LIMITS
-from logstore.directory import swap
-from logstore.directory.state import PartitionState
 from logstore.records.record import Record
-from logstore.compaction.compaction import Context, budget_of, compact_partition
+from logstore.restore.restore import plan_restore, restore
+from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import examine, import_topics, stopped_source
 from logstore.upkeep.maintenance import recover
-from logstore.restore.restore import plan_restore, restore
-from logstore.store import LogStore
 
 NOW_MS = 1_700_000_000_000
 State = dict[bytes, bytes]

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from compaction_job import compact
+from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
 from logstore.errors import InvalidConfig
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
 from logstore.restore.lookup import latest_of_key
-from logstore.commit.produce import append_table, table_of
 from logstore.restore.restore import plan_restore, restore
 from logstore.store import LogStore
 

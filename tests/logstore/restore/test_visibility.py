@@ -14,26 +14,26 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.logstore.store.test_restore_half_pass import NOW_MS, compact
 
+from logstore.commit.committer import Committer, Staging
+from logstore.commit.plan import Plan, TopicPlan, read_plan
+from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.compaction.erasure import find_keys
+from logstore.directory.ends import JointEnds, TopicEnds
+from logstore.directory.state import write_state
 from logstore.errors import DuramenError, InvalidConfig, LockHeld, UnknownTopic
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.producer_state import AppendOrigin
-from logstore.directory.state import write_state
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
-from logstore.commit.committer import Committer, Staging
-from logstore.directory.ends import JointEnds, TopicEnds
-from logstore.compaction.erasure import find_keys
 from logstore.restore.lookup import latest_of_key
-from logstore.upkeep.maintenance import delete_records, retain
-from logstore.commit.plan import Plan, TopicPlan, read_plan
-from logstore.topics.registry import Topic
 from logstore.restore.restore import plan_restore, restore
-from logstore.commit.staging import EncodeOptions, StagedWriter
-from logstore.store import LogStore
 from logstore.restore.visibility import visible_ends
-from tests.logstore.store.test_restore_half_pass import NOW_MS, compact
+from logstore.store import LogStore
+from logstore.topics.registry import Topic
+from logstore.upkeep.maintenance import delete_records, retain
 
 TOPICS = ("a", "b", "c")
 COMMITS = 1500 if os.environ.get("DURAMEN_SOAK") == "1" else 40
@@ -380,9 +380,9 @@ def test_ends_that_never_stand_still_are_an_error_and_no_torn_answer(
 
 def test_ends_without_the_field_are_read(three: LogStore, tmp_path: Path) -> None:
     """As an older version wrote them."""
-    from logstore.files import OS_FILES
     from logstore.directory.ends import read_ends, write_ends
     from logstore.directory.sealed import write_sealed
+    from logstore.files import OS_FILES
 
     old = {
         "applied_sequence": 2,

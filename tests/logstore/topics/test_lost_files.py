@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from logstore.clock import ManualClock
+from logstore.commit.committer import Committer
 from logstore.errors import AppendUnfinished, CorruptState, DamagedLog, LedgerError, StrayDirectory
 from logstore.files import File, OsFileSystem
 from logstore.records.record import Record
-from logstore.commit.committer import Committer
-from logstore.upkeep.maintenance import recover
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
 from logstore.topic import new_topic_id
+from logstore.topics.registry import Topic
+from logstore.upkeep.maintenance import recover
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 LATER = ManualClock(10**15)

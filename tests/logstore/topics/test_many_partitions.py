@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.files import OsFileSystem
 from logstore.commit import staging
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table
-from logstore.store import LogStore
 from logstore.directory.tails import PartitionTail, TopicTails, decode_tail, encode_tail
+from logstore.files import OsFileSystem
+from logstore.store import LogStore
 
 ROOT = Path(__file__).resolve().parents[3]
 PARTITIONS = 300

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pytest
 
 from compaction_job.job import compact
+from logstore.commit.committer import Committer, Staging
+from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import (
     CommitConflict,
     HistoryCompacted,
@@ -28,10 +30,8 @@ from logstore.errors import (
     TopicExists,
     UnknownTopic,
 )
-from logstore.commit.committer import Committer, Staging
 from logstore.restore.lookup import latest_of_key
 from logstore.restore.restore import plan_restore, restore
-from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.store import LogStore
 
 SECONDS = 300 if os.environ.get("DURAMEN_SOAK") == "1" else 5

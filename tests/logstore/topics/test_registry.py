@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logstore.directory.layout import Layout
+from logstore.directory.sealed import seal, write_sealed
 from logstore.errors import CorruptState, DuramenError, InvalidConfig, StoreVersionError, TopicExists, UnknownTopic
 from logstore.files import OS_FILES
-from logstore.directory.layout import Layout
+from logstore.topic import TopicPartition, new_topic_id
 from logstore.topics.marks import DELETED, TopicMarks
 from logstore.topics.registry import Topic, TopicRegistry, check_partitions, spelled
-from logstore.directory.sealed import seal, write_sealed
-from logstore.topic import TopicPartition, new_topic_id
 
 ORDERS = Topic("orders", "AAAAAAAAQACAAAAAAAAAAQ", 3, {"cleanup.policy": "compact"}, 1, 1_700_000_000_000)
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from logstore.directory.checkpoint import MetaProperties, read_meta_properties, read_offset_checkpoint
+from logstore.directory.locks import FileLock
 from logstore.errors import ExportRefused, StoreInUse
 from logstore.files import OsFileSystem
-from logstore.directory.checkpoint import MetaProperties, read_meta_properties, read_offset_checkpoint
 from logstore.records.record import Record
+from logstore.store import LogStore
+from logstore.topics.registry import Topic
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import examine, import_topics
-from logstore.directory.locks import FileLock
 from logstore.upkeep.maintenance import delete_records, recover
-from logstore.topics.registry import Topic
-from logstore.store import LogStore
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 KAFKA_ID = "Kf3BP2PlSxiZLtZdEXcE9w"

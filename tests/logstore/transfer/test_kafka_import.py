@@ -15,11 +15,11 @@ from logstore.errors import ImportRefused, InvalidConfig, StoreInUse, TopicExist
 from logstore.files import OS_FILES, OsFileSystem
 from logstore.limits import DEFAULT_LIMITS
 from logstore.records.record import Record
+from logstore.store import LogStore
+from logstore.topics.registry import Topic
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import ImportedTopic, examine, import_topics, plan_import, stopped_source
 from logstore.upkeep.maintenance import delete_records
-from logstore.topics.registry import Topic
-from logstore.store import LogStore
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 

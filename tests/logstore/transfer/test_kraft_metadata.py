@@ -10,9 +10,9 @@ import pytest
 from logstore.errors import CorruptBatch, DuramenError, UnsupportedFormat
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
+from logstore.topic import format_uuid
 from logstore.transfer.import_settings import topic_settings
 from logstore.transfer.kraft_metadata import ClusterMetadata, read_cluster_metadata
-from logstore.topic import format_uuid
 from metadata_log import ABORT, BEGIN, END, config, message, partition, remove, string, topic, uvarint, write_log
 
 A, B = uuid.UUID(int=10), uuid.UUID(int=11)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.produce import append_table, table_of
+from logstore.directory.layout import BROKER_GUARD
 from logstore.errors import BackupRefused, LockHeld
 from logstore.records.record import Record
-from logstore.upkeep.backup import backup
-from logstore.commit.committer import AppBatch, Committer
-from logstore.transfer.kafka_export import export_topics
-from logstore.directory.layout import BROKER_GUARD
-from logstore.upkeep.maintenance import recover
-from logstore.commit.produce import append_table, table_of
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
+from logstore.transfer.kafka_export import export_topics
+from logstore.upkeep.backup import backup
+from logstore.upkeep.maintenance import recover
 from logstore.upkeep.verify import verify_partition
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]

@@ -11,9 +11,9 @@ import pytest
 from logstore.errors import CorruptBatch
 from logstore.records.record import Record
 from logstore.segment.time_index import TimestampOffset
-from logstore.upkeep.maintenance import retain
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
+from logstore.upkeep.maintenance import retain
 
 BASE_MS = 1_700_000_000_000
 DAY_MS = 86_400_000

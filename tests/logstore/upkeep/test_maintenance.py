@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from compaction_job import compact
-from logstore.errors import CorruptState, DamagedLog, DuramenError, LockHeld, OffsetOutOfRange, UnknownTopic
 from logstore.directory.checkpoint import read_offset_checkpoint
 from logstore.directory.state import SegmentEntry, write_state
+from logstore.errors import CorruptState, DamagedLog, DuramenError, LockHeld, OffsetOutOfRange, UnknownTopic
 from logstore.records.header import read_header
 from logstore.records.record import Record
-from logstore.upkeep.maintenance import delete_records, recover, retain
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
+from logstore.upkeep.maintenance import delete_records, recover, retain
 
 BASE_MS = 1_700_000_000_000
 WEEK_MS = 604_800_000

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.produce import append_table, table_of
 from logstore.errors import CorruptState, DamagedLog, DuramenError, LedgerError, NotAStore, ReplayMismatch
 from logstore.files import OS_FILES, OsFileSystem
 from logstore.records.record import Record
-from logstore.commit.committer import AppBatch, Committer
-from logstore.upkeep.maintenance import recover
-from logstore.commit.produce import append_table, table_of
-from logstore.upkeep.repair import examine, repair, restore_version
 from logstore.store import LogStore
+from logstore.upkeep.maintenance import recover
+from logstore.upkeep.repair import examine, repair, restore_version
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 BATCHES = 4

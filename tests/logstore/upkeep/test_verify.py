@@ -12,8 +12,8 @@ import pytest
 
 from logstore.files import File, OsFileSystem
 from logstore.records.record import Record
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
+from logstore.topics.registry import Topic
 from logstore.upkeep.verify import Verification, verify_partition
 
 

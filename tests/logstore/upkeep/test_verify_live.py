@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
+from tests.logstore.store.test_restore_half_pass import NOW_MS, compact
+from tests.logstore.store.test_verify import file_of, verify
 
 from logstore.directory import swap
 from logstore.records.record import Record
 from logstore.segment import segment as segment_module
-from logstore.upkeep.maintenance import retain
-from logstore.topics.registry import Topic
 from logstore.store import LogStore
-from tests.logstore.store.test_restore_half_pass import NOW_MS, compact
-from tests.logstore.store.test_verify import file_of, verify
+from logstore.topics.registry import Topic
+from logstore.upkeep.maintenance import retain
 
 
 class Killed(BaseException):

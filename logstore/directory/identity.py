@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 
+from logstore.directory.checkpoint import MetaProperties, read_meta_properties, write_meta_properties
+from logstore.directory.finding import Finding, StoreReport
+from logstore.directory.layout import Layout
 from logstore.errors import CorruptCheckpoint
 from logstore.files import FileSystem
-from logstore.directory.checkpoint import MetaProperties, read_meta_properties, write_meta_properties
 from logstore.segment.names import META_PROPERTIES
-from logstore.directory.finding import Finding
-from logstore.directory.layout import Layout
-from logstore.upkeep.store_report import StoreReport
 from logstore.topic import new_topic_id
 
 

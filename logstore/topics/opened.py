@@ -1,0 +1,481 @@
+"""An open store: its settings, its topics, and the small files that say where each partition begins and ends.
+
+Opening one holds a shared lock that keeps brokers out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, ParamSpec
+
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import (
+    BrokerConfig,
+    LogConfig,
+    Resolved,
+    hold_back,
+    load_toml,
+    resolve_broker,
+    resolve_topic,
+)
+from logstore.directory.deletion import sweep_deleted
+from logstore.directory.ends import TopicEnds, read_applied_sequence, read_ends, write_ends
+from logstore.directory.layout import BROKER_GUARD, Layout
+from logstore.directory.locks import DEFAULT_WAIT_MS, FileLock, StoreLocks
+from logstore.directory.making import make_store
+from logstore.directory.probe import probe_file_system
+from logstore.directory.sealed import Parsed
+from logstore.directory.shared_clock import shared_clock
+from logstore.directory.state import PartitionState, read_state
+from logstore.directory.tails import PartitionTail, TopicTails, boot_id, remove_old_tail
+from logstore.directory.version import read_version
+from logstore.errors import (
+    AccessDenied,
+    CorruptState,
+    InvalidTopic,
+    LockHeld,
+    UnknownTopic,
+    is_disk_full,
+)
+from logstore.files import OS_FILES, FileSystem, make_directory
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.read_only import ReadOnlyFiles, check_writable, is_refusal, refused
+from logstore.segment.names import FileKind, file_name
+from logstore.topic import TopicPartition
+from logstore.topics.marks import TopicMarks
+from logstore.topics.places import segments_at, topic_id_at
+from logstore.topics.registry import Topic, TopicRegistry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from logstore.ledger import Ledger
+    from logstore.partition.log import PartitionLog
+    from logstore.partition.reader import PartitionReader
+
+#: what a crashed process left in `topics/` or `staging/` is not touched before this age
+_LEFTOVER_MS_MIN = 3_600_000
+
+
+Given = ParamSpec("Given")
+
+
+def _names_missing_rights(opens: Callable[Given, None]) -> Callable[Given, None]:
+    """Makes a PermissionError while a store is opened say what is missing."""
+
+    @functools.wraps(opens)
+    def opening(*given: Given.args, **named: Given.kwargs) -> None:
+        try:
+            opens(*given, **named)
+        except PermissionError as error:
+            raise AccessDenied(
+                "this user may not read the store",
+                file=error.filename,
+                hint="Use the owner's account, or give this user's group access to the store.",
+            ) from error
+
+    return opening
+
+
+class OpenStore:
+    """An open store: what all rooms work on. Close it, or use it as a context manager."""
+
+    @_names_missing_rights
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        fs: FileSystem = OS_FILES,
+        clock: Clock = SYSTEM_CLOCK,
+        limits: Limits = DEFAULT_LIMITS,
+        lock_wait_ms: int = DEFAULT_WAIT_MS,
+    ) -> None:
+        """Open the store at `path`; with `create`, make it when there is none.
+
+        Where nothing can be written (a read-only mount, no right to write), it is open for reading: `is_read_only`.
+        It then shows what is published, and whatever would write raises ReadOnlyStore.
+
+        Raises NotAStore, AccessDenied, StoreVersionError, UnsuitableFileSystem, StoreInUse; for its settings file
+        UnknownConfig and InvalidConfig.
+        """
+        self.layout = Layout(os.path.abspath(os.fspath(path)))
+        self.fs: FileSystem = fs
+        self.clock = shared_clock(fs, self.layout.locks, clock, boot_id())
+        self.limits = limits
+        if create:
+            make_store(fs, self.layout)
+        read_version(fs, self.layout.version)
+        self._settings = load_toml(self.layout.settings, fs=fs) if fs.exists(self.layout.settings) else {}
+        self._broker = resolve_broker(self._settings, store_file=self.layout.settings)
+        self.locks = StoreLocks(fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
+        try:
+            for directory in (self.layout.locks, self.layout.staging):  # both may be gone: nothing in them is for ever
+                fs.mkdir(directory)
+            _probe(fs, self.layout.locks)
+            fs.mkdir(os.path.join(self.layout.logs, BROKER_GUARD))
+            self.locks.enter()
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            self.fs = ReadOnlyFiles(fs, refused(error, self.layout.root))
+            self.locks = StoreLocks(self.fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
+            # Without the file a broker is not at work here; without the right to read it, nothing can be known.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                self.locks.enter(create=False)
+        self.registry = TopicRegistry(self.fs, self.layout)
+        self.marks = TopicMarks(self.fs, self.layout)
+        self._ends: Parsed[TopicEnds] = Parsed()
+        self._configs: dict[tuple[tuple[str, str], ...], LogConfig] = {}
+
+    def close(self) -> None:
+        """Give the store up. Idempotent."""
+        self.locks.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- settings ------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        return self.layout.root
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it could be opened for reading only."""
+        return isinstance(self.fs, ReadOnlyFiles)
+
+    def check_writable(self) -> None:
+        """Raises ReadOnlyStore where nothing can be written, for those who would notice only after much work."""
+        check_writable(self.fs)
+
+    def broker_settings(self) -> dict[str, Resolved]:
+        """The settings of the store as a whole, each with its source."""
+        return self._broker
+
+    @property
+    def broker_config(self) -> BrokerConfig:
+        return BrokerConfig.from_resolved(self._broker)
+
+    def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]:
+        """Every topic setting with its source; without a topic, what a new one would get."""
+        resolved = self.resolve(topic.configs if topic else {})
+        return hold_back(resolved) if topic is not None and topic.settings_unknown else resolved
+
+    def log_config(self, topic: Topic) -> LogConfig:
+        key = tuple(sorted(topic.configs.items()))
+        found = self._configs.get(key)
+        if found is None:  # the store's own settings do not change while it is open
+            found = self._configs[key] = LogConfig.from_resolved(self.topic_settings(topic))
+        return found
+
+    def resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]:
+        """Every topic setting for a topic with these of its own. Raises UnknownConfig, InvalidConfig."""
+        return resolve_topic(configs, broker=self._settings, store_file=self.layout.settings)
+
+    # --- the ledger ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether anything was ever committed here. Looking makes no ledger, and starts faster."""
+        return self.fs.exists(self.layout.ledger)
+
+    def is_unwritten(self) -> bool:
+        """Nothing was ever committed here, and the store is no copy: there is no ledger, and no topic misses one."""
+        if self.has_ledger or self.fs.exists(self.layout.origin):
+            return False
+        for topic_id in self.fs.listdir(self.layout.state):
+            try:
+                if read_applied_sequence(self.fs, self.layout.ends(topic_id), limits=self.limits):
+                    return False
+            except (CorruptState, ValueError, NotADirectoryError):
+                continue  # told of the topic
+        return True
+
+    def ledger(self) -> Ledger:
+        """The store's ledger, made where there is none; each caller has one of its own."""
+        from logstore.ledger import Ledger
+
+        return Ledger(self.layout.ledger, fs=self.fs, clock=self.clock)
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    def topic_names(self) -> list[str]:
+        return self.registry.names()
+
+    def topics(self) -> list[Topic]:
+        """All topics by name. Raises CorruptState for one whose file is damaged."""
+        found = []
+        for name in self.registry.names():
+            with contextlib.suppress(UnknownTopic):  # deleted since it was listed
+                found.append(self.registry.read(name))
+        return found
+
+    def topic(self, name: str) -> Topic:
+        """Raises InvalidTopic, UnknownTopic, CorruptState."""
+        try:
+            return self.registry.read(name)
+        except UnknownTopic as error:
+            if self.fs.exists(self.layout.partition(TopicPartition(name, 0))):
+                error.what += ", but a directory in `logs/` is"
+                error.hint = "`duramen recover --dry-run` says whether the topic can be brought back."
+            raise
+
+    def ends(self, topic: Topic) -> TopicEnds:
+        """Raises CorruptState, also when they are gone although there are records."""
+        path = self.layout.ends(topic.id)
+        ends = read_ends(self.fs, path, partitions=topic.partitions, limits=self.limits, parsed=self._ends)
+        if not ends.applied_sequence and not any(ends.high_watermarks) and not self.fs.exists(path):
+            for number in range(topic.partitions):
+                sizes = [segment.size_bytes for segment in self.partition_state(topic, number).segments]
+                directory = self.layout.partition(topic.partition(number))
+                if not any(sizes) and self.fs.exists(directory):  # the list may be as the partition was made with it
+                    sizes = list(segments_at(self.fs, directory).values())
+                if any(sizes):
+                    raise CorruptState(
+                        "the topic has records but nothing says which are committed",
+                        file=path,
+                        partition=topic.partition(number),
+                        hint="`duramen recover` takes them all.",
+                    )
+        return ends
+
+    def write_ends(self, topic: Topic, ends: TopicEnds) -> None:
+        """Durable when this returns. The caller holds the topic's lease."""
+        make_directory(self.fs, self.layout.topic_state(topic.id))
+        write_ends(self.fs, self.layout.ends(topic.id), ends)
+
+    def replace_ends(self, topic: Topic, seen: TopicEnds, ends: TopicEnds) -> bool:
+        """The same, if the ends are still as `seen`; False when somebody else moved them: the lease was lost.
+
+        A lock of its own makes looking and writing one step, whoever holds the lease by now.
+        """
+        lock = FileLock(self.fs, self.locks.ends_path(topic.id))
+        if not self.locks.with_folder(lambda: lock.acquire(self.locks.wait_ms)):
+            raise LockHeld(f"waited {self.locks.wait_ms} ms for the ends of {topic.name}", file=lock.path)
+        try:
+            if self.ends(topic) != seen:
+                return False
+            self.write_ends(topic, ends)
+            return True
+        finally:
+            lock.release()
+
+    # --- partitions ----------------------------------------------------------------------------------------------
+
+    def partition_state(self, topic: Topic, number: int) -> PartitionState:
+        """The partition's segment list; empty before its first write. Raises UnknownTopic, CorruptState."""
+        partition = topic.partition(number)
+        path = self.layout.partition_state(topic.id, number)
+        state = read_state(self.fs, path, limits=self.limits)
+        if state is None and self.fs.exists(self.layout.partition(partition)):
+            # It is there before the directory is.
+            raise CorruptState(
+                "the partition's segment list is gone", file=path, partition=partition, hint="Run `duramen recover`."
+            )
+        return state or PartitionState()
+
+    def high_watermark(self, topic: Topic, number: int) -> int:
+        """Where readers must stop, as of now."""
+        topic.partition(number)
+        return self.ends(topic).high_watermarks[number]
+
+    def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader:
+        """A reader of the partition, for as long as the store is open; it blocks nobody.
+
+        `end_offset` is how far it may read in any case, as `visibility.visible_ends` said of several topics.
+
+            for record in store.reader("orders", 0).records(0): …
+        """
+        from logstore.partition.reader import PartitionReader
+
+        topic = self.topic(topic) if isinstance(topic, str) else topic
+        partition = topic.partition(number)
+        return PartitionReader(
+            self.layout.partition(partition),
+            partition=partition,
+            state_path=self.layout.partition_state(topic.id, number),
+            high_watermark=lambda: max(self.high_watermark(topic, number), end_offset),
+            last_stable_offset=lambda: max(self.ends(topic).last_stable_offsets[number], end_offset),
+            recovery_point=lambda: self.ends(topic).recovery_points[number],
+            check_exists=lambda: self.check_exists(topic),
+            is_placed=lambda: self._is_placed(topic, partition),
+            fs=self.fs,
+            limits=self.limits,
+        )
+
+    def _is_placed(self, topic: Topic, partition: TopicPartition) -> bool:
+        """Whether a directory lies where the partition's belongs that is not known to be another topic's."""
+        directory = self.layout.partition(partition)
+        return self.fs.exists(directory) and self.topic_id_at(directory) in (None, topic.id)
+
+    def open_log(
+        self,
+        topic: Topic,
+        number: int,
+        *,
+        clean: bool,
+        recovery_point: int = 0,
+        high_watermark: int | None = None,
+        clock: Clock | None = None,
+        config: LogConfig | None = None,
+        keep_offset: int | None = None,
+    ) -> PartitionLog:
+        """The bare log, recovered unless `clean`; the caller holds lease and partition lock, and publishes its end.
+
+        Damage below `keep_offset` (default: the high watermark, if one is given) is a DamagedLog, never cut off.
+        """
+        from logstore.partition.log import PartitionLog
+
+        partition = topic.partition(number)
+        self.forget_tail(topic, number)  # it speaks of the log as it was before it was opened
+        return PartitionLog.open(
+            self.layout.partition(partition),
+            partition=partition,
+            config=config or self.log_config(topic),
+            clean=clean,
+            state_path=self.layout.partition_state(topic.id, number),
+            recovery_point=recovery_point,
+            high_watermark=high_watermark,
+            clock=clock or self.clock,
+            fs=self.fs,
+            limits=self.limits,
+            long_lived=False,
+            producer_expiration_ms=self.broker_config.producer_id_expiration_ms,
+            keep_offset=keep_offset if keep_offset is not None else high_watermark or 0,
+        )
+
+    def forget_tail(self, topic: Topic, number: int) -> None:
+        """Make the next append look for the log's end itself."""
+        with self.tails(topic) as tails:
+            tails.forget(number)
+        remove_old_tail(self.fs, self.layout.tails(topic.id), number)
+
+    def tails(self, topic: Topic) -> TopicTails:
+        """Where the topic's logs end; close it."""
+        return TopicTails(self.fs, self.layout.tails(topic.id))
+
+    def tail(self, topic: Topic, number: int) -> PartitionTail | None:
+        """Where the log ends, if it is written down."""
+        with self.tails(topic) as tails:
+            return tails.read(number)
+
+    def check_exists(self, topic: Topic) -> None:
+        """Raises UnknownTopic when the topic is another one by now."""
+        if self.registry.read(topic.name).id != topic.id:
+            raise UnknownTopic(f"topic {topic.name} was deleted and created again meanwhile")
+
+    def closed_cleanly(self, topic: Topic, number: int, ends: TopicEnds) -> bool:
+        """Whether the last writer closed the log: all it published is durable, and no byte came after."""
+        try:
+            state = self.partition_state(topic, number)
+        except CorruptState:
+            return False
+        if not state.closed or not state.segments or ends.recovery_points[number] != ends.high_watermarks[number]:
+            return False
+        active = state.segments[-1]
+        committed = active.size_bytes
+        tail = self.tail(topic, number)
+        if tail is not None and tail.tail.base_offset == active.base_offset:
+            committed = tail.tail.size_bytes  # appends do not touch the list unless they roll
+        return self.active_bytes(topic, number, state) == committed
+
+    def sweep_deleted(self, topic: Topic, number: int, *, now_ms: int) -> list[str]:
+        """Unlink what was replaced or retained and has lain long enough; returns the paths."""
+        directory = self.layout.partition(topic.partition(number))
+        if not self.fs.exists(directory):
+            return []
+        delay_ms = self.log_config(topic).file_delete_delay_ms
+        return sweep_deleted(self.fs, directory, delay_ms=delay_ms, now_ms=now_ms)
+
+    def active_bytes(self, topic: Topic, number: int, state: PartitionState) -> int | None:
+        """Size of the active segment's file; None when it is missing."""
+        directory = self.layout.partition(topic.partition(number))
+        try:
+            return self.fs.stat(
+                os.path.join(directory, file_name(state.segments[-1].base_offset, FileKind.LOG))
+            ).size_bytes
+        except FileNotFoundError:
+            return None
+
+    def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
+        """The newest record's time as far as it is written down, -1 when there is none."""
+        tail = self.tail(topic, number)
+        known = [each.largest_timestamp_ms for each in self.partition_state(topic, number).segments]
+        return max([*known, tail.tail.largest_timestamp_ms if tail else -1], default=-1)
+
+    def log_bytes(self, topic: Topic, number: int) -> int:
+        """Size of the partition's `.log` files."""
+        state = self.partition_state(topic, number)
+        if not state.segments:
+            return 0
+        return sum(each.size_bytes for each in state.segments[:-1]) + (self.active_bytes(topic, number, state) or 0)
+
+    def cut_unpublished(self, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
+        """Cut what was never published. Raises CorruptState when nothing says what was."""
+        if log.log_end_offset > high_watermark:
+            if not self.fs.exists(self.layout.ends(topic.id)):
+                raise CorruptState(
+                    "the topic has records but nothing says which are committed",
+                    file=self.layout.ends(topic.id),
+                    partition=log.partition,
+                    hint="`duramen recover` takes them all.",
+                )
+            log.truncate_to(high_watermark)
+
+    def free_bytes(self) -> int | None:
+        """Room for logs; None where the file system does not tell, as a simulated one."""
+        try:
+            found = os.statvfs(self.layout.logs)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+
+    # --- partition directories -----------------------------------------------------------------------------------
+
+    def topic_id_at(self, directory: str) -> str | None:
+        return topic_id_at(self.fs, directory, limits=self.limits)
+
+    def is_gone(self, topic_id: str) -> bool:
+        """Whether the topic was deleted for certain: a mark says so, or a finished deletion has left nothing of it."""
+        return self.marks.is_deleted(topic_id) or not (
+            self.fs.exists(self.layout.topic_state(topic_id))
+            or topic_id in self.marks.ids()
+            or any(
+                self.topic_id_at(self.layout.partition(partition)) == topic_id
+                for partition in self.partitions_at_hand(None)
+            )
+        )
+
+    # --- sweeping ------------------------------------------------------------------------------------------------
+
+    def partitions_at_hand(self, topic: Topic | None) -> list[TopicPartition]:
+        """Partitions that have a directory: of the topic, or all when the topic is not known."""
+        names = self.fs.listdir(self.layout.logs)
+        if topic is not None:
+            known = set(names)
+            return [partition for partition in topic.partition_list() if str(partition) in known]
+        found = []
+        for name in names:
+            with contextlib.suppress(InvalidTopic):
+                found.append(TopicPartition.parse(name))
+        return found
+
+
+def _probe(fs: FileSystem, directory: str) -> None:
+    """A full disk tells nothing: it was tried when the store was made, and reading needs no room."""
+    try:
+        probe_file_system(fs, directory)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
