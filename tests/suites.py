@@ -85,7 +85,7 @@ SOAK_SUITES = (
     Suite(
         "commit",
         (
-            "tests/logstore/store/test_commit_*.py",
+            "tests/logstore/commit/test_commit_*.py",
             "tests/logstore/commit/test_settle.py",
             "tests/logstore/ledger/test_durability.py",
         ),

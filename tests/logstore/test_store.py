@@ -315,7 +315,7 @@ def test_a_crash_while_partitions_are_placed_leaves_a_topic_that_works(root: Pat
         dying.create_topic("a", partitions=2)
     with LogStore(root) as store:
         topic = store.topic("a")
-        directory = store.place_partition(topic, topic.partition(1))
+        directory = place_partition(store, topic, topic.partition(1))
         assert sorted(os.listdir(directory)) == ["0" * 20 + ".log", "leader-epoch-checkpoint", "partition.metadata"]
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.logstore.store.test_restore_half_pass import NOW_MS, compact
 
 from logstore.commit.committer import Committer, Staging
 from logstore.commit.plan import Plan, TopicPlan, read_plan
@@ -34,6 +33,7 @@ from logstore.restore.visibility import visible_ends
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.maintenance import delete_records, retain
+from tests.logstore.restore.test_restore_half_pass import NOW_MS, compact
 
 TOPICS = ("a", "b", "c")
 COMMITS = 1500 if os.environ.get("DURAMEN_SOAK") == "1" else 40

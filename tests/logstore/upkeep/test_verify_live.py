@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
-from tests.logstore.store.test_restore_half_pass import NOW_MS, compact
-from tests.logstore.store.test_verify import file_of, verify
 
 from logstore.directory import swap
 from logstore.records.record import Record
@@ -19,6 +17,8 @@ from logstore.segment import segment as segment_module
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.maintenance import retain
+from tests.logstore.restore.test_restore_half_pass import NOW_MS, compact
+from tests.logstore.upkeep.test_verify import file_of, verify
 
 
 class Killed(BaseException):
