@@ -21,9 +21,9 @@ import pyarrow as pa
 from bench import machine
 from bench.result import Result, median
 from compaction_job.job import Report, compact, plan, retain_all
-from logstore.compaction.compaction import DONE, KIND
+from logstore.compaction.planning import KIND
 from logstore.ledger import Ledger
-from logstore.ledger.rows import COMMITS, RUNS
+from logstore.ledger.rows import COMMITS, DONE, RUNS
 from logstore.ledger.table import Change
 from logstore.store import LogStore
 from logstore.upkeep.backup import backup

@@ -15,7 +15,8 @@ from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import aborted_between, build_map, open_source
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import PassWork
-from logstore.compaction.compaction import Budget, PartitionPlan, budget_of, map_advice, pass_work
+from logstore.compaction.budget import Budget, budget_of, map_advice
+from logstore.compaction.planning import PartitionPlan, pass_work
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.records.marks import MARK_ACTION, MARK_KEPT, REBUILD, VERBATIM, Marks

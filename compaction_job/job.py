@@ -23,30 +23,24 @@ from compaction_job.tasks import JOB_BYTES
 from logstore.cleaner.cleaner import Engine, LocalEngine
 from logstore.cleaner.work import Cleaned
 from logstore.commit.committer import Committer
-from logstore.compaction.compaction import (
-    DONE,
-    FAILED,
-    SKIPPED,
-    Context,
+from logstore.compaction.budget import budget_of, cleaner_threads
+from logstore.compaction.passes import Context, Run, compact_partition
+from logstore.compaction.planning import (
     PartitionPlan,
-    Run,
-    abandon_runs,
-    budget_of,
-    cleaner_threads,
-    compact_partition,
     compacted_partitions,
-    describe_run,
     failures_of,
     most_urgent_first,
     plan_partition,
     still_set_aside,
-    sweep_runs,
 )
+from logstore.compaction.receipts import describe_run
+from logstore.compaction.run_folders import abandon_runs, sweep_runs
 from logstore.compaction.segment_counts import SegmentCounts
 from logstore.config import LogConfig, hold_back
 from logstore.directory.shared_clock import doubt_of
 from logstore.errors import CleaningAborted, DuramenError, LockHeld
 from logstore.ledger import Ledger
+from logstore.ledger.rows import DONE, FAILED, SKIPPED
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.maintenance import Retention, flush_before_retention, retain

@@ -24,22 +24,13 @@ from prometheus_client.registry import Collector
 from compaction_job.bounded_server import BoundedHandler, BoundedServer
 from logstore.cleaner.eligibility import Cleanable, cleanable
 from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDED, TOMBSTONE
-from logstore.compaction.compaction import (
-    ABANDONED,
-    DONE,
-    FAILED,
-    KIND,
-    RUNNING,
-    facts_of,
-    failures_of,
-    first_timestamp,
-    rules_of,
-)
+from logstore.compaction.planning import KIND, facts_of, failures_of, first_timestamp, rules_of
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState
 from logstore.errors import DuramenError
 from logstore.ledger import Ledger
 from logstore.ledger.receipts import SUMMARY
+from logstore.ledger.rows import ABANDONED, DONE, FAILED, RUNNING
 from logstore.partition.losses import lost_offsets
 from logstore.store import LogStore
 from logstore.topics.registry import Topic

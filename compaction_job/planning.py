@@ -15,7 +15,8 @@ from typing import Any
 from compaction_job.job import plan
 from compaction_job.shares import SHARE_BYTES, shares, written
 from compaction_job.step import run_step, store_parser
-from logstore.compaction.compaction import PartitionPlan, compacted_partitions, most_urgent_first, plan_details
+from logstore.compaction.planning import PartitionPlan, compacted_partitions, most_urgent_first
+from logstore.compaction.receipts import plan_details
 from logstore.errors import DuramenError
 from logstore.store import LogStore
 

@@ -24,11 +24,12 @@ from apscheduler.triggers.interval import IntervalTrigger
 from compaction_job.job import Report, compact, project, retain_all
 from compaction_job.metrics import Health, MetricsServer, StoreCollector
 from logstore.commit.committer import Committer
-from logstore.compaction.compaction import DONE, FAILED, SKIPPED, Run
+from logstore.compaction.passes import Run
 from logstore.config import BrokerConfig
 from logstore.directory.locks import FileLock, holder
 from logstore.directory.shared_clock import doubt_of
 from logstore.errors import DuramenError, InvalidConfig, LockHeld, NotAStore
+from logstore.ledger.rows import DONE, FAILED, SKIPPED
 from logstore.limits import INT64_MAX
 from logstore.store import LogStore
 

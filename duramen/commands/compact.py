@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from compaction_job.estimate import Estimate
     from compaction_job.job import Progress, Report
-    from logstore.compaction.compaction import PartitionPlan
     from logstore.compaction.erasure import Erasure
+    from logstore.compaction.planning import PartitionPlan
     from logstore.store import LogStore
     from logstore.topics.registry import Topic
 
@@ -73,7 +73,7 @@ class EngineName(str, Enum):
 
 def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
     """Show for each partition whether it is due for compaction, why, and when it will be due next."""
-    from logstore.compaction.compaction import plan_partition
+    from logstore.compaction.planning import plan_partition
     from logstore.errors import DuramenError
 
     damaged = False
@@ -125,7 +125,7 @@ def _failures(store: LogStore, now_ms: int) -> dict[tuple[str, int], Any]:
     """Set-aside partitions; a store without a ledger has none, and is not given one by looking."""
     if not store.has_ledger:
         return {}
-    from logstore.compaction.compaction import failures_of, still_set_aside
+    from logstore.compaction.planning import failures_of, still_set_aside
 
     ledger = store.ledger()
     return still_set_aside(failures_of(store, ledger), now_ms)
@@ -277,7 +277,7 @@ def _saves(estimate: dict[str, Any] | None) -> str:
 
 
 def _warnings(document: dict[str, Any]) -> Iterator[str]:
-    from logstore.compaction.compaction import MapAdvice
+    from logstore.compaction.budget import MapAdvice
 
     estimate = document["estimate"]
     if estimate is None:
@@ -351,7 +351,7 @@ def compact(
 
 
 def _receipts(report: Report) -> None:
-    from logstore.compaction.compaction import MapAdvice
+    from logstore.compaction.budget import MapAdvice
 
     rows = []
     for run in report.runs:

@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 from logstore.cleaner.filter import ABORTED, TOMBSTONE
 from logstore.cleaner.versions import Order
 from logstore.commit.staging import StagedReader
-from logstore.compaction.compaction import DONE, KIND, PartitionPlan, failures_of, plan_partition, still_set_aside
+from logstore.compaction.planning import KIND, PartitionPlan, failures_of, plan_partition, still_set_aside
 from logstore.config import LogConfig
 from logstore.directory.locks import FileLock
 from logstore.directory.state import PartitionState
 from logstore.errors import DuramenError
 from logstore.files import File, read_whole
 from logstore.ledger import RunRow
+from logstore.ledger.rows import DONE
 from logstore.partition.quarantine import QUARANTINE
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder

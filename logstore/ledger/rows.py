@@ -91,6 +91,10 @@ ENGINE_REBUILT = "rebuilt"
 ENGINE_UNSURE = "unsure"
 
 
+#: how a run ended, or that it has not
+RUNNING, DONE, FAILED, SKIPPED, ABANDONED = "running", "done", "failed", "skipped", "abandoned"
+
+
 @dataclass(frozen=True, slots=True)
 class TopicCommit:
     """One topic's share of a commit; `sequence` is the one it was seen at, the commit makes it one more."""

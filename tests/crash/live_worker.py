@@ -335,7 +335,7 @@ def play(order: dict[str, Any]) -> None:
 
 def warm_up() -> None:
     """Load what every child would load; in a child, because the ledger's library starts threads that no fork brings."""
-    import logstore.compaction.compaction
+    import logstore.compaction.passes
     import logstore.restore.restore
     import logstore.upkeep.backup
     import logstore.upkeep.verify  # noqa: F401

@@ -25,6 +25,7 @@ from logstore.errors import (
 )
 from logstore.files import OsFileSystem
 from logstore.store import LogStore
+from logstore.topics.placing import place_partition
 
 
 @pytest.fixture

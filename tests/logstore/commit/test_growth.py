@@ -13,9 +13,10 @@ from compaction_job.job import Report, retain_all
 from compaction_job.metrics import LedgerFigures
 from logstore.commit import own_flush
 from logstore.commit.committer import Committer
-from logstore.compaction.compaction import DONE, FAILED, KIND, RUNNING, failures_of
+from logstore.compaction.planning import KIND, failures_of
 from logstore.ledger import Ledger, RunRow, receipts
 from logstore.ledger import ledger as ledger_module
+from logstore.ledger.rows import DONE, FAILED, RUNNING
 from logstore.records.record import Record
 from logstore.store import LogStore
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from logstore.cleaner.cleaner import LocalEngine
-from logstore.compaction.compaction import Context, budget_of, compact_partition
+from logstore.compaction.budget import budget_of
+from logstore.compaction.passes import Context, compact_partition
 from logstore.directory import swap
 from logstore.directory.state import PartitionState
 from logstore.errors import HistoryCompacted

@@ -1,0 +1,68 @@
+"""What a pass may use: memory for its offset map, bandwidth, threads; and the advice when a map is too small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from logstore.config import Source
+from logstore.topics.opened import OpenStore
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one pass may take; a run divides its own among those it makes at once."""
+
+    map_bytes: int
+    load_factor: float = 0.9
+    bytes_per_second: float = float("inf")
+    algorithm: str = "siphash"
+    #: so many have as much at the same time
+    passes: int = 1
+
+    def divided(self, passes: int) -> Budget:
+        return replace(
+            self,
+            map_bytes=self.map_bytes // passes,
+            bytes_per_second=self.bytes_per_second / passes,
+            passes=self.passes * passes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MapAdvice:
+    """What to set so that a pass whose map was full gets through: the buffer, or fewer threads to share it."""
+
+    #: log.cleaner.dedupe.buffer.size
+    buffer_bytes: int
+    #: log.cleaner.threads; None: even one would have too little
+    threads: int | None
+
+    def __str__(self) -> str:
+        fewer = "" if self.threads is None else f", or log.cleaner.threads = {self.threads}"
+        return f"log.cleaner.dedupe.buffer.size = {self.buffer_bytes}{fewer}"
+
+
+def map_advice(wanted_bytes: int, budget: Budget) -> MapAdvice:
+    """For a pass that wants so many bytes, where the budget's were too few."""
+    wanted_bytes = max(wanted_bytes, budget.map_bytes + 1)
+    threads = budget.map_bytes * budget.passes // wanted_bytes
+    return MapAdvice(wanted_bytes * budget.passes, threads if 1 <= threads < budget.passes else None)
+
+
+def cleaner_threads(store: OpenStore) -> int | None:
+    """log.cleaner.threads where the store's settings have it; None: as many as there are cores."""
+    found = store.broker_settings()["log.cleaner.threads"]
+    if found.source is Source.DEFAULT:
+        return None
+    return max(store.broker_config.log_cleaner_threads, 1)
+
+
+def budget_of(store: OpenStore) -> Budget:
+    """As the store's settings have it."""
+    config = store.broker_config
+    return Budget(
+        config.log_cleaner_dedupe_buffer_size,
+        config.log_cleaner_io_buffer_load_factor,
+        config.log_cleaner_io_max_bytes_per_second,
+        config.duramen_cleaner_hash,
+    )

@@ -1,0 +1,86 @@
+"""What is written down of a pass: the row in the ledger, and the document that commands print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from logstore.cleaner.work import PassReport
+from logstore.compaction.passes import Run
+from logstore.compaction.planning import PartitionPlan
+from logstore.ledger import RunRow
+from logstore.ledger.rows import DONE
+
+
+def plan_details(plan: PartitionPlan) -> dict[str, object]:
+    found = plan.cleanable
+    return {
+        "first_dirty_offset": found.first_dirty_offset,
+        "first_uncleanable_offset": found.first_uncleanable_offset,
+        "dirty_ratio": round(found.ratio, 6),
+        "clean_bytes": found.clean_bytes,
+        "cleanable_bytes": found.cleanable_bytes,
+        "late_ms": found.late_ms,
+        "groups": plan.groups,
+        "read_bytes": plan.read_bytes,
+        "extra_bytes": plan.extra_bytes,
+    }
+
+
+def finished_row(row: RunRow, report: PassReport, plan: PartitionPlan, ended_ms: int) -> RunRow:
+    return replace(
+        row,
+        ended_ms=ended_ms,
+        result=DONE,
+        before_bytes=report.before_bytes,
+        after_bytes=report.after_bytes,
+        removed=dict(report.removed),
+        map_fill=report.map_keys / report.map_keys_max if report.map_keys_max else 0.0,
+        seconds=report.seconds,
+        workers=report.workers,
+        details=json.dumps(plan_details(plan) | report_details(report)),
+    )
+
+
+def report_details(report: PassReport) -> dict[str, object]:
+    return {
+        "end_offset": report.end_offset,
+        "groups": report.groups,
+        "groups_changed": report.groups_changed,
+        "segments_before": report.segments_before,
+        "segments_after": report.segments_after,
+        "read_bytes": report.read_bytes,
+        "written_bytes": report.written_bytes,
+        "records": report.counts.records,
+        "tombstones": report.counts.tombstones,
+        "map_keys": report.map_keys,
+        "map_full": report.map_full,
+        "map_buffer_wanted": report.map_buffer_wanted,
+        "map_threads_wanted": report.map_threads_wanted,
+        "index_seconds": round(report.index_seconds, 3),
+        "next_horizon_ms": report.next_horizon_ms,
+    }
+
+
+def describe_run(run: Run) -> dict[str, object]:
+    """A run as JSON: the contract of `compact` and of the job's report."""
+    answer: dict[str, object] = {
+        "topic": run.plan.topic,
+        "partition": run.plan.partition,
+        "result": run.result,
+        "reason": run.reason,
+        "run_id": run.run_id or None,
+        "rolled": run.rolled,
+        "plan": plan_details(run.plan),
+    }
+    if run.report is not None:
+        report = run.report
+        answer["receipt"] = {
+            "before_bytes": report.before_bytes,
+            "after_bytes": report.after_bytes,
+            "removed": dict(report.removed),
+            "map_fill": report.map_keys / report.map_keys_max if report.map_keys_max else 0.0,
+            "seconds": round(report.seconds, 3),
+            "workers": list(report.workers),
+        } | report_details(report)
+    return answer

@@ -1,0 +1,71 @@
+"""The folders in which passes write their outputs, and what is left of passes that died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import replace
+
+import pyarrow.compute as pc
+
+from logstore.compaction.planning import KIND
+from logstore.directory.locks import FileLock
+from logstore.errors import LockHeld
+from logstore.ledger import Ledger
+from logstore.ledger.rows import ABANDONED, RUNNING
+from logstore.topics.opened import OpenStore
+
+_OWNER_FILE = "owner"
+
+
+def run_folder(store: OpenStore, what: str) -> tuple[str, FileLock]:
+    """A folder for one pass, locked before it has its name: whoever sweeps never takes it for a killed run's."""
+    draft, folder = store.layout.work("draft"), store.layout.work("run")
+    store.fs.mkdir(draft)
+    owner = FileLock(store.fs, os.path.join(draft, _OWNER_FILE))
+    owner.acquire(0)
+    owner.sign(store.clock, what)  # whose records lie here
+    store.fs.rename(draft, folder)
+    return folder, owner
+
+
+def remove_run_folder(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_runs(store: OpenStore) -> list[str]:
+    """Remove folders that killed runs left in `staging/`; returns their names."""
+    removed = []
+    for name in store.fs.listdir(store.layout.staging):
+        if not name.endswith("-run"):
+            continue
+        folder = os.path.join(store.layout.staging, name)
+        lock = FileLock(store.fs, os.path.join(folder, _OWNER_FILE))
+        with contextlib.suppress(FileNotFoundError):
+            if lock.try_acquire():
+                remove_run_folder(folder)
+                lock.release()
+                removed.append(name)
+    return removed
+
+
+def abandon_runs(ledger: Ledger, store: OpenStore) -> list[str]:
+    """Close the rows of runs that were killed: what they left undone is planned anew. Returns their ids."""
+    closed = []
+    for run in ledger.unfinished_runs(KIND, RUNNING):
+        if run.topic_id is None or run.partition is None:
+            continue
+        try:
+            with store.locks.maintenance(run.topic_id, run.partition, what="look for killed runs", wait_ms=0):
+                # It may have ended since the ledger was read; its receipt must stand.
+                now = ledger.runs(pc.field("run_id") == run.run_id)
+                if now and now[-1].result != RUNNING:
+                    continue
+                ledger.record_run(
+                    replace(run, result=ABANDONED, reason="its process is gone", ended_ms=store.clock.now_ms())
+                )
+                closed.append(run.run_id)
+        except LockHeld:
+            continue
+    return closed
