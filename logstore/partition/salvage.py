@@ -147,6 +147,11 @@ class Partition:
         return self.state.losses if self.state else self.known_losses
 
     @property
+    def is_listed(self) -> bool:
+        """Whether there is a list of segments; one that was made anew has none yet."""
+        return self.state is not None and bool(self.state.segments)
+
+    @property
     def compacted_offset(self) -> int:
         """Below this compaction may have left offsets out."""
         if self.state is not None:
@@ -420,7 +425,8 @@ class _Planner:
             self._plan.relisted = True
             self._lose(path, scan.size_bytes, short, "bytes are missing at the end", end, segment.high, segment)
         elif (is_last and segment.high == self._given.committed) or (
-            self._given.state is None and end >= self._given.compacted_offset
+            # Without a list nothing else tells of it. Gaps that compaction left are nobody's loss.
+            not self._given.is_listed and (not self._given.config.compact or end >= self._given.compacted_offset)
         ):
             self._lose(path, scan.size_bytes, 0, "records are missing behind its end", end, segment.high, segment)
 

@@ -263,6 +263,19 @@ class Unreadable(OsFileSystem):
         return super().open(path, writable=writable, create=create, exclusive=exclusive)
 
 
+@pytest.mark.parametrize("how", [lambda path: os.truncate(path, 0), Path.unlink], ids=["emptied", "missing"])
+def test_a_segment_lost_together_with_the_list_is_reported(
+    store: LogStore, orders: Topic, root: Path, how: Callable[[Path], None]
+) -> None:
+    """In a topic that is not compacted a gap is a loss, even where no list tells of the segment."""
+    Committer(store).flush(orders)
+    _, second, third, *_ = sorted((root / "logs" / "orders-0").glob("*.log"))
+    (root / "state" / orders.id / "0").unlink()
+    how(second)
+    losses = [loss for report in recover(store, orders) for loss in report.losses]
+    assert [(loss.base_offset, loss.end_offset) for loss in losses] == [(int(second.stem), int(third.stem))]
+
+
 def test_without_list_and_directory_the_loss_is_said_as_an_upper_bound(
     store: LogStore, orders: Topic, root: Path
 ) -> None:
