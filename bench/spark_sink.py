@@ -13,7 +13,7 @@ from pathlib import Path
 from bench import spark as bench_spark
 from bench.kafka import broker
 from bench.result import Result
-from logstore.commit.committer import Staging
+from logstore.commit.plan_folder import Staging
 from logstore.store import LogStore
 from streaming.flusher import flush_now
 from streaming.sink import LogSink, committer_of

@@ -24,7 +24,7 @@ from logstore.cleaner.cleaner import Engine, LocalEngine
 from logstore.cleaner.work import Cleaned
 from logstore.commit.committer import Committer
 from logstore.compaction.budget import budget_of, cleaner_threads
-from logstore.compaction.passes import Context, Run, compact_partition
+from logstore.compaction.passes import Context, compact_partition
 from logstore.compaction.planning import (
     PartitionPlan,
     compacted_partitions,
@@ -33,7 +33,7 @@ from logstore.compaction.planning import (
     plan_partition,
     still_set_aside,
 )
-from logstore.compaction.receipts import describe_run
+from logstore.compaction.receipts import Run, describe_run
 from logstore.compaction.run_folders import abandon_runs, sweep_runs
 from logstore.compaction.segment_counts import SegmentCounts
 from logstore.config import LogConfig, hold_back

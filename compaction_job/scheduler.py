@@ -24,7 +24,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from compaction_job.job import Report, compact, project, retain_all
 from compaction_job.metrics import Health, MetricsServer, StoreCollector
 from logstore.commit.committer import Committer
-from logstore.compaction.passes import Run
+from logstore.compaction.receipts import Run
 from logstore.config import BrokerConfig
 from logstore.directory.locks import FileLock, holder
 from logstore.directory.shared_clock import doubt_of

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from logstore.commit.apps import Adopt, AppBatch
-from logstore.commit.committer import Committed, Committer, Staging, target_of
+from logstore.commit.committer import Committed, Committer, target_of
 from logstore.commit.plan import Plan
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedFile, TopicTarget
 from logstore.errors import (
     CommitConflict,

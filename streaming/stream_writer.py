@@ -21,7 +21,8 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from logstore.commit.apps import AppBatch
-from logstore.commit.committer import Committer, Staging
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedFile, TopicTarget
 from logstore.errors import InvalidConfig, InvalidRecord, TopicChanged
 from logstore.store import LogStore

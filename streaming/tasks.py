@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.commit.apply import apply_partitions
-from logstore.commit.committer import disk_full
 from logstore.commit.plan import read_plan
+from logstore.commit.plan_folder import disk_full
 from logstore.commit.staging import (
     EncodeOptions,
     PartitionCount,

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from logstore.commit.apps import AppBatch
-from logstore.commit.committer import Committed, Committer, Staging, disk_full
+from logstore.commit.committer import Committed, Committer
+from logstore.commit.plan_folder import Staging, disk_full
 from logstore.commit.staging import EncodeOptions, StagedWriter, TopicTarget
 from logstore.errors import CommitConflict, DuramenError, TopicChanged, is_disk_full
 from logstore.records.record import Record

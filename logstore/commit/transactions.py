@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from logstore.commit.committer import Committer, Staging
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.commit.writing import writing
 from logstore.directory.ends import TopicEnds

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from logstore.clock import Clock
-from logstore.commit.committer import Committer
+from logstore.commit.settling import Settler
 from logstore.directory.ends import TopicEnds
 from logstore.errors import DamagedLog
 from logstore.partition.log import PartitionLog
@@ -60,7 +60,7 @@ def _settle_unpublished(store: OpenStore, topic: Topic, number: int) -> None:
     elif store.closed_cleanly(topic, number, ends) or not store.log_bytes(topic, number):
         return
     if store.has_ledger:
-        Committer(store).settle(topic)
+        Settler(store).settle(topic)
 
 
 def _meet_high_watermark(store: OpenStore, log: PartitionLog, topic: Topic, high_watermark: int) -> None:

@@ -16,7 +16,7 @@ from logstore.clock import ManualClock
 from logstore.commit.writing import writing
 from logstore.compaction.budget import Budget, map_advice
 from logstore.compaction.planning import KIND, PartitionPlan, SetAside, _work, plan_partition
-from logstore.compaction.receipts import finished_row, plan_details
+from logstore.compaction.receipts import Run, finished_row, plan_details
 from logstore.compaction.run_folders import remove_run_folder, run_folder
 from logstore.compaction.segment_counts import SegmentCounts
 from logstore.directory.state import read_state
@@ -24,26 +24,8 @@ from logstore.directory.swap import finish_swap
 from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, is_disk_full
 from logstore.ledger import Ledger, RunRow
 from logstore.ledger.rows import ABANDONED, DONE, FAILED, RUNNING, SKIPPED
-from logstore.topic import TopicPartition
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-
-
-@dataclass(slots=True)
-class Run:
-    """One pass, or why there was none."""
-
-    plan: PartitionPlan
-    result: str
-    reason: str = ""
-    run_id: str = ""
-    report: PassReport | None = None
-    rolled: bool = False
-    error: DuramenError | None = None
-
-    @property
-    def partition(self) -> TopicPartition:
-        return TopicPartition(self.plan.topic, self.plan.partition)
 
 
 @dataclass(slots=True)

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from logstore.cleaner.work import PassReport
-from logstore.compaction.passes import Run
 from logstore.compaction.planning import PartitionPlan
+from logstore.errors import DuramenError
 from logstore.ledger import RunRow
 from logstore.ledger.rows import DONE
+from logstore.topic import TopicPartition
+
+
+@dataclass(slots=True)
+class Run:
+    """One pass, or why there was none."""
+
+    plan: PartitionPlan
+    result: str
+    reason: str = ""
+    run_id: str = ""
+    report: PassReport | None = None
+    rolled: bool = False
+    error: DuramenError | None = None
+
+    @property
+    def partition(self) -> TopicPartition:
+        return TopicPartition(self.plan.topic, self.plan.partition)
 
 
 def plan_details(plan: PartitionPlan) -> dict[str, object]:

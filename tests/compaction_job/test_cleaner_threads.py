@@ -17,8 +17,8 @@ from compaction_job.job import Progress
 from compaction_job.spark_engine import SparkEngine
 from logstore.clock import ManualClock
 from logstore.compaction.budget import Budget, MapAdvice, cleaner_threads, map_advice
-from logstore.compaction.passes import Run
 from logstore.compaction.planning import PartitionPlan
+from logstore.compaction.receipts import Run
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.transfer.kafka_import import examine, import_topics

@@ -42,7 +42,9 @@ from crash.live import (
     stream_rows,
 )
 from duramen import cli
-from logstore.commit.committer import AppBatch, Committer, Staging
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import (
     AppendUnfinished,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from logstore.commit.committer import AppBatch
+from logstore.commit.apps import AppBatch
 from logstore.records.record import Record
 from logstore.store import LogStore
 

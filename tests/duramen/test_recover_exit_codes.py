@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from duramen.cli import run
-from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.records.record import Record
 from logstore.store import LogStore

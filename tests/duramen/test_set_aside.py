@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from logstore.commit.committer import Committer, Staging
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.produce import table_of
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import AppendUnfinished

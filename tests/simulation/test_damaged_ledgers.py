@@ -21,7 +21,8 @@ import pytest
 from deltalake import DeltaTable
 
 from duramen.cli import run
-from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.errors import DuramenError, ReplayMismatch
 from logstore.ledger import RunRow

@@ -22,7 +22,9 @@ import pyarrow as pa
 import pytest
 
 from compaction_job.job import compact
-from logstore.commit.committer import AppBatch, Committer, Staging
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.produce import append_table
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.directory import unsynced

@@ -191,7 +191,7 @@ def test_what_is_found_is_what_the_encoder_would_refuse(strict: LogStore, codec:
 
 
 def _is_refused(store: LogStore, target: TopicTarget, batch: pa.RecordBatch, codec: str) -> bool:
-    from logstore.commit.committer import Staging
+    from logstore.commit.plan_folder import Staging
     from logstore.commit.staging import StagedWriter
 
     staging = Staging(store)

@@ -24,7 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table
 from logstore.directory.ends import TopicEnds
 from logstore.files import OS_FILES

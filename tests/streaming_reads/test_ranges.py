@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from logstore.commit.committer import Committer, Staging
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import InvalidConfig, NotAStore, OffsetOutOfRange, StoreVersionError, UnknownTopic
 from logstore.records.record import Record

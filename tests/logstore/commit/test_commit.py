@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.commit.committer import AppBatch, Committed, Committer, Staging
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committed, Committer
 from logstore.commit.plan import write_plan
+from logstore.commit.plan_folder import Staging
 from logstore.commit.produce import append_table, table_of
 from logstore.commit.staging import EncodeOptions, StagedFile, StagedWriter
 from logstore.errors import (

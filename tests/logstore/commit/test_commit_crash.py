@@ -24,8 +24,10 @@ import pytest
 
 from logstore.clock import ManualClock
 from logstore.commit.apply import apply_partition
-from logstore.commit.committer import AppBatch, Committer, Staging
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
 from logstore.commit.plan import Plan, read_plan
+from logstore.commit.plan_folder import Staging
 from logstore.commit.produce import append_table
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import DuramenError

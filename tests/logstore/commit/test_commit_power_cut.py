@@ -23,7 +23,9 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.commit.committer import AppBatch, Committer, Staging
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.directory import tails
 from logstore.records.record import Record

@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore.commit.committer import Committer, Staging
+from logstore.commit.committer import Committer
 from logstore.commit.plan import Plan, write_plan
+from logstore.commit.plan_folder import Staging
 from logstore.commit.produce import append_table
 from logstore.commit.set_aside import set_aside
 from logstore.commit.staging import EncodeOptions, StagedWriter

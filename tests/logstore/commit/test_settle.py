@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table
 from logstore.directory import tails
 from logstore.errors import CorruptState, DamagedLog

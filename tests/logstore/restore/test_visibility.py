@@ -15,8 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore.commit.committer import Committer, Staging
+from logstore.commit.committer import Committer
 from logstore.commit.plan import Plan, TopicPlan, read_plan
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.compaction.erasure import find_keys
 from logstore.directory.ends import JointEnds, TopicEnds

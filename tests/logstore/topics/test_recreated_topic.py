@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 from compaction_job.job import compact
-from logstore.commit.committer import Committer, Staging
+from logstore.commit.committer import Committer
+from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import (
     CommitConflict,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.directory.layout import BROKER_GUARD
 from logstore.errors import BackupRefused, LockHeld

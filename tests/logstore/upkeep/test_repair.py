@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.commit.committer import AppBatch, Committer
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.errors import CorruptState, DamagedLog, DuramenError, LedgerError, NotAStore, ReplayMismatch
 from logstore.files import OS_FILES, OsFileSystem
