@@ -16,35 +16,29 @@ from dataclasses import dataclass, field, replace
 
 from logstore.commit.apply import numbers_of
 from logstore.commit.apps import AppBatch, is_replay
+from logstore.commit.deciding import check_room, check_segments, plan_of, request_of
 from logstore.commit.flushing import Flusher
 from logstore.commit.plan import Plan, TopicPlan, write_plan
 from logstore.commit.plan_folder import Staging, disk_full
 from logstore.commit.redo import cut_short
 from logstore.commit.settling import ApplyMany, is_unflushed, joint_ends
 from logstore.commit.staging import StagedFile, TopicTarget
-from logstore.config import format_value
 from logstore.directory.ends import TopicEnds
 from logstore.directory.origin import note_restored, read_origin
-from logstore.directory.state import read_state, segments_max
 from logstore.errors import (
-    AppendTooLarge,
     AppendUnfinished,
     CommitConflict,
     CommitUnknown,
     CorruptState,
     DamagedLog,
-    DiskFull,
     MissingBatches,
     TopicChanged,
     UnknownTopic,
     is_disk_full,
 )
-from logstore.ledger import AppProgress, CommitRequest, TopicCommit
+from logstore.ledger import AppProgress, CommitRequest
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-
-_SEGMENTS_LOOK = 1000  # a batch that makes fewer segments is not looked at
-_ROOM_FACTOR = 1.1  # indexes and rounding beside the batches themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +146,9 @@ class Committer(Flusher):
                 if topics[topic_id].keyed:  # before the commit: a restore must never trust what no longer holds
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
             stable = {} if stable_offsets is None else {t.id: stable_offsets(t, ends[t.id]) for t in topics.values()}
-            plan = self._plan(staging, files, topics, ends, app, stable)
-            self._check_room(plan)
-            self._check_segments(plan, files)
+            plan = plan_of(self.store, staging.plan_id, files, topics, ends, app, stable)
+            check_room(self.store, plan)
+            check_segments(self.store, plan, files)
             for topic_plan in plan.topics:
                 topic = topics[topic_plan.topic_id]
                 self._check_whole(topic, list(numbers_of(topic_plan)), ends[topic.id])
@@ -165,7 +159,7 @@ class Committer(Flusher):
             timings["plan"] = _since(began)
 
             began = time.monotonic()
-            request = _request(plan, app, last, timings, engine, files)
+            request = request_of(plan, app, last, timings, engine, files)
             self._note_restored()
             self._decide(request, staging)
             timings["commit"] = _since(began)
@@ -207,7 +201,7 @@ class Committer(Flusher):
         if self._is_replay(last, app):
             return Committed(staging.plan_id, replayed=True)
         plan = Plan(staging.plan_id, self.store.clock.now_ms(), (), (), app.app_id, app.batch_id, app.query_id)
-        request = _request(plan, app, last, timings, engine, ())
+        request = request_of(plan, app, last, timings, engine, ())
         self._note_restored()
         self._decide(request, staging)
         staging.decided = False  # there is nothing to apply
@@ -263,83 +257,6 @@ class Committer(Flusher):
             )
         return topic
 
-    def _plan(
-        self,
-        staging: Staging,
-        files: Sequence[StagedFile],
-        topics: Mapping[str, Topic],
-        ends: Mapping[str, TopicEnds],
-        app: AppBatch | None,
-        stable_offsets: Mapping[str, Mapping[int, int]],
-    ) -> Plan:
-        records: dict[str, list[int]] = {topic.id: [0] * topic.partitions for topic in topics.values()}
-        sizes = dict.fromkeys(topics, 0)
-        for file in files:
-            for count in file.counts:
-                records[count.topic_id][count.partition] += count.records
-                sizes[count.topic_id] += count.bytes
-        plans = []
-        for topic_id, topic in topics.items():
-            bases = ends[topic_id].high_watermarks
-            settings = self.store.topic_settings(topic)
-            plans.append(
-                TopicPlan(
-                    topic.name,
-                    topic_id,
-                    topic.partitions,
-                    topic.config_version,
-                    {name: format_value(one.value) for name, one in settings.items()},
-                    ends[topic_id].applied_sequence + 1,
-                    bases,
-                    tuple(base + more for base, more in zip(bases, records[topic_id], strict=True)),
-                    sum(records[topic_id]),
-                    sizes[topic_id],
-                    dict(stable_offsets.get(topic_id, {})),
-                )
-            )
-        names = tuple(file.name for file in files if file.records)
-        return Plan(
-            staging.plan_id,
-            self.store.clock.now_ms(),
-            names,
-            tuple(plans),
-            app_id=app.app_id if app else None,
-            batch_id=app.batch_id if app else None,
-            query_id=app.query_id if app else None,
-        )
-
-    def _check_room(self, plan: Plan) -> None:
-        needed = int(sum(topic.bytes for topic in plan.topics) * _ROOM_FACTOR)
-        available = self.store.free_bytes()
-        if available is not None and needed > available:
-            raise DiskFull(
-                f"the batch needs about {needed} bytes, {available} are free",
-                file=self.store.layout.logs,
-                hint="Nothing was committed; make room and run the batch again",
-            )
-
-    def _check_segments(self, plan: Plan, files: Sequence[StagedFile]) -> None:
-        """A segment list that no state file holds must not come of it."""
-        bytes_of: dict[tuple[str, int], int] = {}
-        for count in (count for file in files for count in file.counts):
-            key = (count.topic_id, count.partition)
-            bytes_of[key] = bytes_of.get(key, 0) + count.bytes
-        segment_bytes = {topic.topic_id: topic.log_config().segment_bytes for topic in plan.topics}
-        for (topic_id, number), size in bytes_of.items():
-            segments = 2 * size // segment_bytes[topic_id] + 1  # two neighbours hold one's worth at least
-            if segments < _SEGMENTS_LOOK:
-                continue
-            path = self.store.layout.partition_state(topic_id, number)
-            state = read_state(self._fs, path, limits=self.store.limits)
-            most = segments_max(self.store.limits)
-            if segments + len(state.segments if state else ()) > most:
-                raise AppendTooLarge(
-                    f"about {segments} segments of {segment_bytes[topic_id]} bytes would come of the batch; "
-                    f"a partition has at most {most}",
-                    partition=f"partition {number}",
-                    hint="Raise segment.bytes of the topic, or send smaller batches",
-                )
-
     def _check_whole(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
         """Before a commit: logs that lost bytes since they were appended to get them back from staging.
 
@@ -355,40 +272,6 @@ class Committer(Flusher):
                 partition=topic.partition(number),
                 hint="Run `duramen recover`",
             )
-
-
-def _request(
-    plan: Plan,
-    app: AppBatch | None,
-    last: AppProgress | None,
-    timings_ms: Mapping[str, int],
-    engine: str,
-    files: Sequence[StagedFile],
-) -> CommitRequest:
-    return CommitRequest(
-        plan_id=plan.plan_id,
-        topics=tuple(
-            TopicCommit(
-                topic.topic_id,
-                topic.topic,
-                topic.sequence - 1,
-                topic.base_offsets,
-                topic.end_offsets,
-                topic.records,
-                topic.bytes,
-            )
-            for topic in plan.topics
-        ),
-        app_id=app.app_id if app else None,
-        batch_id=app.batch_id if app else None,
-        query_id=app.query_id if app else None,
-        expected_batch_id=None if last is None else last.batch_id,
-        expected_as_of=None if last is None else last.as_of,
-        timings_ms=timings_ms,
-        workers=tuple(sorted({file.host for file in files})),
-        engine=engine,
-        dead_letters=sum(file.dead_letters for file in files),
-    )
 
 
 def target_of(store: OpenStore, name: str) -> TopicTarget:
