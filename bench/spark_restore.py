@@ -41,7 +41,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             return changes.groupBy("key").agg(f.max_by("value", "offset").alias("value"))
 
         def restored() -> Any:
-            return restore_state(spark, store=store, topic="rows")
+            return restore_state(spark, store=store, topic="rows").df
 
         keys = restored().count()
         if latest(delta).count() != keys:

@@ -195,5 +195,5 @@ def test_a_topic_is_read_and_restored(connect: Any, store: LogStore, tmp_path: P
 
     state = restore_state(connect, store=store.path, topic="orders")
     latest = {row[0]: row for row in rows}
-    assert_rows(connect, state, [row for row in latest.values() if row[1] is not None])
+    assert_rows(connect, state.df, [row for row in latest.values() if row[1] is not None])
     assert sum(state.end_offsets.values()) == 300

@@ -150,5 +150,5 @@ def test_output_modes_become_the_changelog_the_documentation_says(
     assert query.awaitTermination(100)
     rows = Committer(store).ledger.commits()
     assert [row.records for row in rows] == ([2, 2] if mode == "update" else [2, 3])
-    state = restore_state(spark, store=store.path, topic="orders").collect()
+    state = restore_state(spark, store=store.path, topic="orders").df.collect()
     assert {bytes(row.key): bytes(row.value) for row in state} == {b"a": b"1", b"b": b"2", b"c": b"1"}

@@ -156,7 +156,7 @@ class Checks:
 
     def restore(self) -> Any:
         state = restore_state(self.spark, store=self.store, topic="copied")
-        return {row.key.decode(): row.value.decode() for row in state.collect()}
+        return {row.key.decode(): row.value.decode() for row in state.df.collect()}
 
     def compaction(self) -> Any:
         with LogStore(self.store) as store:
