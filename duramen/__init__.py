@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from logstore import errors
     from logstore.records.record import Record
     from logstore.store.store import LogStore
-    from streaming import LogSink, RestoredState, restore_into_delta, restore_state
+    from streaming import LogSink, RestoredState, SinkOptions, restore_into_delta, restore_state
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Record",
     "RestoredState",
     "Scheduler",
+    "SinkOptions",
     "__version__",
     "compact",
     "errors",
@@ -51,7 +52,7 @@ def __getattr__(name: str) -> object:
         from compaction_job.scheduler import Scheduler
 
         return Scheduler
-    if name in ("LogSink", "RestoredState", "restore_into_delta", "restore_state"):
+    if name in ("LogSink", "RestoredState", "SinkOptions", "restore_into_delta", "restore_state"):
         import streaming
 
         return getattr(streaming, name)

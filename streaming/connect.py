@@ -54,7 +54,7 @@ def calling_query(session: Any, mark: str | None) -> str | None:
         return active[0].id
     raise InvalidConfig(
         f"{len(active)} queries are active in this Spark Connect session, and it cannot be told which of them this is",
-        hint="Make the LogSink outside of the function given to foreachBatch, or give it a query_id of your choice",
+        hint="Make the LogSink outside of the function given to foreachBatch, or give it SinkOptions(query_id=…)",
     )
 
 

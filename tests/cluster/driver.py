@@ -61,7 +61,7 @@ def write_stream(task: dict[str, Any], rows: DataFrame, *, runs: int = 1) -> Non
     """Runs the query to its end, `runs` times; each takes what is new."""
     for _ in range(runs):
         query = (
-            rows.writeStream.foreachBatch(LogSink(f"{task['folder']}/store", "orders", "app"))
+            rows.writeStream.foreachBatch(LogSink(f"{task['folder']}/store", "orders", app_id="app"))
             .option("checkpointLocation", f"{task['folder']}/checkpoint")
             .trigger(availableNow=True)
             .start()

@@ -18,7 +18,7 @@ INNER = re.compile(r"^\s*(?:from|import)\s+(?:logstore|streaming|compaction_job)
 
 @pytest.mark.parametrize("name", duramen.__all__)
 def test_every_name_is_there(name: str) -> None:
-    if name in ("LogSink", "RestoredState", "restore_into_delta", "restore_state"):
+    if name in ("LogSink", "RestoredState", "SinkOptions", "restore_into_delta", "restore_state"):
         pytest.importorskip("pyspark")
     assert getattr(duramen, name) is not None
     assert name in dir(duramen)
