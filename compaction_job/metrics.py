@@ -25,7 +25,7 @@ from compaction_job.bounded_server import BoundedHandler, BoundedServer
 from logstore.cleaner.eligibility import Cleanable, cleanable
 from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDED, TOMBSTONE
 from logstore.config import LogConfig
-from logstore.errors import DuramenError
+from logstore.errors import DuramenError, UsageError
 from logstore.ledger import Ledger
 from logstore.ledger.receipts import SUMMARY
 from logstore.partition.losses import lost_offsets
@@ -407,7 +407,7 @@ class Health:
 
 
 class MetricsServer:
-    """`GET /metrics` and `GET /healthz`, on threads of its own. Raises DuramenError when it cannot listen."""
+    """`GET /metrics` and `GET /healthz`, on threads of its own. Raises UsageError when it cannot listen."""
 
     def __init__(self, host: str, port: int, *, collector: Collector, health: Callable[[], Health]) -> None:
         registry = CollectorRegistry()
@@ -434,7 +434,7 @@ class MetricsServer:
         try:
             self._http = BoundedServer((host, port), Handler)
         except (OSError, OverflowError) as error:
-            raise DuramenError(
+            raise UsageError(
                 f"cannot serve metrics on {host}:{port}: {getattr(error, 'strerror', None) or error}",
                 hint="Give another --metrics-port, or 0 for none",
             ) from None

@@ -200,10 +200,9 @@ class LogSink:
                 self._has_wide_rows = True
                 continue
             except UnknownTopic as error:
-                missing = getattr(error, "topic", None)  # named by a row
-                if missing is None or self.create_topics is None or attempt + 1 >= _ENCODE_TRIES_MAX:
+                if error.topic is None or self.create_topics is None or attempt + 1 >= _ENCODE_TRIES_MAX:
                     raise
-                self._ensure(committer, missing)
+                self._ensure(committer, error.topic)
                 continue
             finally:
                 staging.close()
@@ -274,7 +273,7 @@ class LogSink:
             committer.store.topic(name)
         except UnknownTopic as error:
             if self.create_topics is None:
-                error.hint = "Create it with `duramen topics create`, or give create_topics"
+                error.with_hint("Create it with `duramen topics create`, or give create_topics")
                 raise
             committer.store.create_topic(name, **self.create_topics)
 

@@ -36,7 +36,15 @@ from logstore.cleaner.versions import Order
 from logstore.cleaner.work import Cleaned, CleaningOptions, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig, Source
-from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, NotCompacted, is_disk_full
+from logstore.errors import (
+    CleaningAborted,
+    DiskFull,
+    DuramenError,
+    LockHeld,
+    NotCompacted,
+    RetriableError,
+    is_disk_full,
+)
 from logstore.ledger import Ledger, RunRow
 from logstore.partition.roll import max_segment_ms
 from logstore.partition.state import PartitionState, SegmentEntry, read_state
@@ -594,7 +602,7 @@ def _as_ours(error: OSError) -> DuramenError:
             file=error.filename,
             hint="The old segments stand as they were; make room and run it again",
         )
-    return DuramenError(f"{type(error).__name__}: {error}", file=error.filename)
+    return RetriableError(f"{type(error).__name__}: {error}", file=error.filename)
 
 
 def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what: str) -> PassReport:
