@@ -33,6 +33,7 @@ from logstore.store.compaction import (
     Context,
     PartitionPlan,
     Run,
+    Skip,
     abandon_runs,
     budget_of,
     cleaner_threads,
@@ -261,12 +262,12 @@ def compact(
         report.plans = plans
         progress.planned(plans)
         if dry_run:
-            report.runs = [Run(each, SKIPPED, f"dry run; {each.why}") for each in plans]
+            report.runs = [Run(each, SKIPPED, f"dry run; {each.why}", skip=Skip.DRY_RUN) for each in plans]
         else:
             done_before = _done_before(ledger, airflow_run_id)
             to_do = [each for each in plans if (each.topic_id, each.partition) not in done_before]
             report.runs = [
-                Run(each, SKIPPED, "done already under this Airflow run id")
+                Run(each, SKIPPED, "done already under this Airflow run id", skip=Skip.DONE_BEFORE)
                 for each in plans
                 if (each.topic_id, each.partition) in done_before
             ]
@@ -381,9 +382,10 @@ def _run_all(
 ) -> list[Run]:
     def run_one(each: PartitionPlan) -> Run:
         if context.stopping():
-            return Run(each, SKIPPED, "the run was told to stop")
+            return Run(each, SKIPPED, "the run was told to stop", skip=Skip.STOPPING)
         if not _may_run(each, context.roll_active) and not each.unfinished:
-            run = Run(each, SKIPPED, each.why)  # nothing to do: no lock, and no second look
+            # Nothing to do: no lock, and no second look.
+            run = Run(each, SKIPPED, each.why, skip=Skip.NOT_DUE)
             progress.ended(run)
             return run
         try:

@@ -28,7 +28,7 @@ from logstore.errors import DuramenError, InvalidConfig, LockHeld, NotAStore
 from logstore.ledger import Ledger
 from logstore.limits import INT64_MAX
 from logstore.store.committer import Committer
-from logstore.store.compaction import DONE, FAILED, SKIPPED, Run
+from logstore.store.compaction import DONE, FAILED, SKIPPED, Run, Skip
 from logstore.store.locks import FileLock, holder
 from logstore.store.shared_clock import doubt_of
 from logstore.store.store import LogStore
@@ -429,7 +429,7 @@ def _tell(run: Run) -> None:
         )
     elif run.result != SKIPPED and run.result != FAILED:
         log.info("%s: %s, %s", run.plan.name, run.result, run.reason)
-    elif run.result == SKIPPED and run.reason.startswith("another process"):
+    elif run.skip is Skip.TAKEN:
         log.info("%s: skipped, %s", run.plan.name, run.reason)
     elif run.rolled:
         log.info("%s: rolled", run.plan.name)

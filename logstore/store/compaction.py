@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import pyarrow.compute as pc
 
@@ -61,6 +62,21 @@ from logstore.topic import TopicPartition
 
 KIND = "compaction"
 RUNNING, DONE, FAILED, SKIPPED, ABANDONED = "running", "done", "failed", "skipped", "abandoned"
+
+
+class Skip(Enum):
+    """Why a partition had no pass."""
+
+    NOT_DUE = "not_due"
+    #: another process is at work on it
+    TAKEN = "taken"
+    #: the run was told to stop
+    STOPPING = "stopping"
+    DRY_RUN = "dry_run"
+    #: by an earlier job of the same Airflow run
+    DONE_BEFORE = "done_before"
+
+
 _RETRY_MS_MAX = 86_400_000
 _OWNER_FILE = "owner"
 
@@ -147,6 +163,8 @@ class Run:
     report: PassReport | None = None
     rolled: bool = False
     error: DuramenError | None = None
+    #: with the result SKIPPED
+    skip: Skip | None = None
 
     @property
     def partition(self) -> TopicPartition:
@@ -528,7 +546,8 @@ def compact_partition(context: Context, topic: Topic, number: int) -> Run:
             store.check_exists(topic)
             return _compact_locked(context, topic, number, what)
     except LockHeld as error:
-        return Run(_plan(context, topic, number), SKIPPED, f"another process is at work on it: {error.what}")
+        why = f"another process is at work on it: {error.what}"
+        return Run(_plan(context, topic, number), SKIPPED, why, skip=Skip.TAKEN)
 
 
 def _plan(context: Context, topic: Topic, number: int) -> PartitionPlan:
@@ -555,9 +574,9 @@ def _compact_locked(context: Context, topic: Topic, number: int, what: str) -> R
         rolled = roll(store, topic, number, what=what)
         plan = _plan(context, topic, number)
     if plan.cleanable.due is None or not plan.is_due:
-        return Run(plan, SKIPPED, plan.why, rolled=rolled)
+        return Run(plan, SKIPPED, plan.why, rolled=rolled, skip=Skip.NOT_DUE)
     if context.stopping():
-        return Run(plan, SKIPPED, "the run was told to stop", rolled=rolled)
+        return Run(plan, SKIPPED, "the run was told to stop", rolled=rolled, skip=Skip.STOPPING)
     run_id = f"{context.run_name}-{topic.name}-{number}"
     context.started(plan)
     row = RunRow(
@@ -620,7 +639,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
         producers = producers_of(store, topic, number, context.now_ms, what)
     state = store.partition_state(topic, number)
     work = _work(store, topic, number, state, config, plan.cleanable, context.now_ms, context.budget, producers)
-    folder, owner = _run_folder(store, what)
+    folder, owner = _run_folder(store, topic.partition(number), what)
     try:
         if work.has_transactions and context.in_parallel:
             work = replace(work, has_transactions=find_transactions(store.fs, work, stopping=context.stopping))
@@ -649,13 +668,13 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
         owner.release()
 
 
-def _run_folder(store: LogStore, what: str) -> tuple[str, FileLock]:
+def _run_folder(store: LogStore, partition: TopicPartition, what: str) -> tuple[str, FileLock]:
     """A folder for one pass, locked before it has its name: whoever sweeps never takes it for a killed run's."""
     draft, folder = store.layout.work("draft"), store.layout.work("run")
     store.fs.mkdir(draft)
     owner = FileLock(store.fs, os.path.join(draft, _OWNER_FILE))
     owner.acquire(0)
-    owner.sign(store.clock, what)  # whose records lie here
+    owner.sign(store.clock, what, partition=str(partition))  # whose records lie here
     store.fs.rename(draft, folder)
     return folder, owner
 
@@ -783,6 +802,7 @@ def describe_run(run: Run) -> dict[str, object]:
         "partition": run.plan.partition,
         "result": run.result,
         "reason": run.reason,
+        "skip": None if run.skip is None else run.skip.value,
         "run_id": run.run_id or None,
         "rolled": run.rolled,
         "plan": plan_details(run.plan),
@@ -829,6 +849,7 @@ __all__ = [
     "Context",
     "PartitionPlan",
     "Run",
+    "Skip",
     "budget_of",
     "compact_partition",
     "compacted_partitions",
