@@ -139,6 +139,9 @@ def plan(
     """For each partition why it is due, why not, or when next; with an estimate of what would go. Changes nothing.
 
     `config` overrules settings of the topics: what if? Raises UnknownTopic, UnknownConfig, InvalidConfig.
+
+        for found, estimate in plan("/data/store", config={"min.cleanable.dirty.ratio": 0.1}):
+            print(found.name, found.why, estimate)
     """
     with _opened(store) as opened:
         now = opened.clock.now_ms() if now_ms is None else now_ms
@@ -196,6 +199,9 @@ def explain(
     """For each partition why it is due, why not, or when next: `.why` is a sentence. Changes nothing, reads no records.
 
     Raises UnknownTopic.
+
+        for found in explain("/data/store", topics=["orders"]):
+            print(found.name, found.why)
     """
     return [found for found, _ in plan(store, topics=topics, now_ms=now_ms, estimate=False)]
 
@@ -236,6 +242,9 @@ def compact(
     `force` ignores the dirty ratio, never min.compaction.lag.ms; `roll_active` closes active segments first. With
     `scheduled`, log.cleaner.enable=false leaves compaction out. The same `airflow_run_id` again does nothing twice.
     Raises UnknownTopic, NotCompacted, InvalidConfig; what goes wrong with one partition is in the report.
+
+        report = compact("/data/store", topics=["orders"])
+        print(len(report.done), [run.reason for run in report.failed])
     """
     progress = progress or Progress()
     with _opened(store) as opened:

@@ -115,9 +115,12 @@ class JobStatus:
 
 
 class Scheduler:
-    """The daemon's work inside any process: `with Scheduler(store): …`, or `start`, `wait`, `stop`.
+    """The daemon's work inside any process, as a context manager or by `start`, `wait` and `stop`.
 
     `intervals` overrules the settings' intervals, by job. A `metrics_port` of 0 serves nothing, None a free one.
+
+        with Scheduler("/data/store", intervals={"compaction": 60_000}) as scheduler:
+            scheduler.wait()
     """
 
     def __init__(

@@ -3,6 +3,11 @@
 An error says what happened, where (file, position, offset, partition) and, when there is one, the way out. Each is one
 of three kinds, by what helps: `DamageError` a repair, `RetriableError` time, `UsageError` another call.
 `kafka_code` is the number Apache Kafka gives the same condition on the wire.
+
+    try:
+        store.append("orders", [Record(b"42", b"ordered")])
+    except errors.RetriableError as error:
+        print("later:", error.what, error.hint)
 """
 
 from __future__ import annotations
@@ -84,10 +89,7 @@ def _rebuild(kind: type[DuramenError], state: dict[str, object]) -> DuramenError
 
 
 class DamageError(DuramenError):
-    """Stored bytes or files are damaged or missing. `duramen verify` shows what, `duramen recover` repairs.
-
-    except errors.DamageError as error: page_somebody(error.file, error.offset)
-    """
+    """Stored bytes or files are damaged or missing. `duramen verify` shows what, `duramen recover` repairs."""
 
 
 class RetriableError(DuramenError):
@@ -95,16 +97,11 @@ class RetriableError(DuramenError):
 
     `CommitUnknown` and `AppendUnfinished` come when a batch may be committed or is; only a batch with an app_id and
     a batch_id is recognised when it is written again.
-
-        except errors.RetriableError: time.sleep(1)
     """
 
 
 class UsageError(DuramenError):
-    """The call cannot succeed as it is: an argument, a name, a setting, or the place it runs in must change first.
-
-    except errors.UsageError as error: sys.exit(str(error))
-    """
+    """The call cannot succeed as it is: an argument, a name, a setting, or the place it runs in must change first."""
 
 
 # --- bytes on disk -----------------------------------------------------------------------------------------------

@@ -101,7 +101,9 @@ class ReadOptions:
 class SinkOptions:
     """How a `LogSink` writes; the defaults suit most queries.
 
-    LogSink("/data/store", "orders", app_id="orders-v1", options=SinkOptions(compression_type="zstd"))
+    A query seldom needs another choice than compression.
+
+        LogSink("/data/store", "orders", app_id="orders-v1", options=SinkOptions(compression_type="zstd"))
     """
 
     #: compression.type and batch.size, as Kafka's producer has them

@@ -33,10 +33,12 @@ Batches = Iterator[pa.RecordBatch]
 class RestoredState:
     """A topic's state as a DataFrame, and the offsets where it ends.
 
-    state = restore_state(spark, store="/data/store", topic="accounts")
-    state.df.show()
-    changes = spark.readStream.format("duramen").option("store", "/data/store").option("subscribe", "accounts")
-    changes.option("startingOffsets", state.starting_offsets).load()  # what comes after it
+    `restore_state` and `restore_into_delta` return it.
+
+        state = restore_state(spark, store="/data/store", topic="accounts")
+        state.df.show()
+        changes = spark.readStream.format("duramen").option("store", "/data/store").option("subscribe", "accounts")
+        changes.option("startingOffsets", state.starting_offsets).load()  # what comes after it
     """
 
     #: key, value, partition, offset, timestamp

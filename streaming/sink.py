@@ -82,7 +82,7 @@ APPLY_ON_DRIVER_BYTES = 16 << 20
 class LogSink:
     """Appends the micro-batches of a streaming query, each exactly once.
 
-        df.writeStream.foreachBatch(LogSink("/data/store", "orders", app_id="orders-v1"))
+        df.writeStream.foreachBatch(LogSink("/data/store", "orders", app_id="orders-v1")).start()
 
     Parameters
     ----------

@@ -102,7 +102,14 @@ def _names_missing_rights(opens: Callable[Given, None]) -> Callable[Given, None]
 
 
 class LogStore:
-    """An open store; close it, or use it as a context manager."""
+    """An open store; close it, or use it as a context manager.
+
+    Any number of processes may have it open at once.
+
+        with LogStore("/data/store", create=True) as store:
+            store.create_topic("orders", partitions=1, configs={"cleanup.policy": "compact"})
+            store.append("orders", [Record(b"42", b"ordered")])
+    """
 
     @_names_missing_rights
     def __init__(
