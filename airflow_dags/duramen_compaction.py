@@ -69,8 +69,8 @@ def answer(python: str, *arguments: str) -> str:
     return done.stdout
 
 
-def run_loudly(command: list[str], python: str) -> str:
-    """Run it with its output in the task's log as it comes; its last line of error. Killing the task kills it too."""
+def run_loudly(command: list[str], python: str) -> int:
+    """Run it with its output in the task's log as it comes; its exit code. Killing the task kills it too."""
     print("running", *command, flush=True)
     try:
         process = subprocess.Popen(
@@ -79,12 +79,9 @@ def run_loudly(command: list[str], python: str) -> str:
     except OSError as error:
         raise AirflowFailException(f"cannot start {command[0]}: {error}. Set duramen_spark_submit.") from None
     assert process.stdout is not None
-    last = ""
     for line in process.stdout:
         print(line.rstrip())
-        last = line.strip() if line.startswith("error:") else last
-    code = process.wait()
-    return last or (f"spark-submit ended with {code} and no report, see the log above" if code else "")
+    return process.wait()
 
 
 def is_failure(run: dict[str, Any]) -> bool:
@@ -233,15 +230,17 @@ def duramen_compaction() -> None:
             # A task that is run again by hand shall not wait for the job's back-off.
             if context["ti"].try_number > 1 and "--force" not in share["arguments"]:
                 command.append("--force")
-            last = run_loudly(command, python)
+            code = run_loudly(command, python)
             report = json.loads(report_path.read_text()) if report_path.exists() else None
         if report is None:
-            raise AirflowFailException(last or "spark-submit left no report, see the log above")
+            raise AirflowFailException(f"spark-submit ended with {code} and no report, see the log above")
+        if "error" in report:
+            raise AirflowFailException(f"error: {report['error']['message']}")
         failed = [f"{run['topic']}-{run['partition']}: {run['reason']}" for run in report["runs"] if is_failure(run)]
         if failed or report["problems"]:
             raise AirflowFailException("; ".join(failed + report["problems"]))
         # What another process is compacting, or is not due any more. What this run did before is no reason to skip.
-        left = [run for run in report["runs"] if run["result"] == "skipped" and "Airflow run id" not in run["reason"]]
+        left = [run for run in report["runs"] if run["skip"] not in (None, "done_before")]
         if left and len(left) == len(report["runs"]):
             raise AirflowSkipException("; ".join(sorted({run["reason"] for run in left})))
 

@@ -22,7 +22,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
         opened.create_topic("rows", partitions=PARTITIONS)
     with bench_spark.session(folder) as spark:
         rows = bench_spark.rows(spark, folder, ROWS)
-        sink = LogSink(store, "rows", "bench")
+        sink = LogSink(store, "rows", app_id="bench")
         batch_ids = itertools.count()
         series = bench_spark.in_turns(
             [("consume", lambda: bench_spark.consume(rows)), ("sink", lambda: sink(rows, next(batch_ids)))],

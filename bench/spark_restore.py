@@ -31,7 +31,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
         rows = bench_spark.rows(spark, folder, count)
         servers = ("kafka.bootstrap.servers", node.bootstrap)
         rows.write.format("kafka").option(*servers).option("topic", "rows").save()
-        LogSink(store, "rows", "bench")(rows, 0)
+        LogSink(store, "rows", app_id="bench")(rows, 0)
         flush_now()
         rows.withColumn("offset", f.monotonically_increasing_id()).write.format("delta").save(table)
         kafka = spark.read.format("kafka").option(*servers).option("subscribe", "rows").load()
@@ -41,7 +41,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             return changes.groupBy("key").agg(f.max_by("value", "offset").alias("value"))
 
         def restored() -> Any:
-            return restore_state(spark, store=store, topic="rows")
+            return restore_state(spark, store=store, topic="rows").df
 
         keys = restored().count()
         if latest(delta).count() != keys:

@@ -32,7 +32,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     with broker(folder / "sink") as node, bench_spark.session(folder, kafka=True, delta=True) as spark:
         node.create_topic("rows", PARTITIONS)
         rows = bench_spark.rows(spark, folder, count)
-        sink = LogSink(store, "rows", "bench")
+        sink = LogSink(store, "rows", app_id="bench")
         batch_ids = itertools.count()
         committer = committer_of(sink.store)
 

@@ -28,7 +28,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
         rows = bench_spark.rows(spark, folder, count)
         servers = ("kafka.bootstrap.servers", node.bootstrap)
         rows.write.format("kafka").option(*servers).option("topic", "rows").save()
-        LogSink(store, "rows", "bench")(rows, 0)
+        LogSink(store, "rows", app_id="bench")(rows, 0)
         flush_now()
         reader = spark.read.format("duramen").option("store", str(store)).option("subscribe", "rows")
         ours = reader.load()

@@ -33,7 +33,7 @@ from logstore.compaction.planning import (
     plan_partition,
     still_set_aside,
 )
-from logstore.compaction.receipts import Run, describe_run
+from logstore.compaction.receipts import Run, Skip, describe_run
 from logstore.compaction.run_folders import abandon_runs, sweep_runs
 from logstore.compaction.segment_counts import SegmentCounts
 from logstore.config import LogConfig, hold_back
@@ -132,6 +132,9 @@ def plan(
     """For each partition why it is due, why not, or when next; with an estimate of what would go. Changes nothing.
 
     `config` overrules settings of the topics: what if? Raises UnknownTopic, UnknownConfig, InvalidConfig.
+
+        for found, estimate in plan("/data/store", config={"min.cleanable.dirty.ratio": 0.1}):
+            print(found.name, found.why, estimate)
     """
     with _opened(store) as opened:
         now = opened.clock.now_ms() if now_ms is None else now_ms
@@ -189,6 +192,9 @@ def explain(
     """For each partition why it is due, why not, or when next: `.why` is a sentence. Changes nothing, reads no records.
 
     Raises UnknownTopic.
+
+        for found in explain("/data/store", topics=["orders"]):
+            print(found.name, found.why)
     """
     return [found for found, _ in plan(store, topics=topics, now_ms=now_ms, estimate=False)]
 
@@ -229,6 +235,9 @@ def compact(
     `force` ignores the dirty ratio, never min.compaction.lag.ms; `roll_active` closes active segments first. With
     `scheduled`, log.cleaner.enable=false leaves compaction out. The same `airflow_run_id` again does nothing twice.
     Raises UnknownTopic, NotCompacted, InvalidConfig; what goes wrong with one partition is in the report.
+
+        report = compact("/data/store", topics=["orders"])
+        print(len(report.done), [run.reason for run in report.failed])
     """
     progress = progress or Progress()
     with _opened(store) as opened:
@@ -255,12 +264,12 @@ def compact(
         report.plans = plans
         progress.planned(plans)
         if dry_run:
-            report.runs = [Run(each, SKIPPED, f"dry run; {each.why}") for each in plans]
+            report.runs = [Run(each, SKIPPED, f"dry run; {each.why}", skip=Skip.DRY_RUN) for each in plans]
         else:
             done_before = _done_before(ledger, airflow_run_id)
             to_do = [each for each in plans if (each.topic_id, each.partition) not in done_before]
             report.runs = [
-                Run(each, SKIPPED, "done already under this Airflow run id")
+                Run(each, SKIPPED, "done already under this Airflow run id", skip=Skip.DONE_BEFORE)
                 for each in plans
                 if (each.topic_id, each.partition) in done_before
             ]
@@ -375,9 +384,10 @@ def _run_all(
 ) -> list[Run]:
     def run_one(each: PartitionPlan) -> Run:
         if context.stopping():
-            return Run(each, SKIPPED, "the run was told to stop")
+            return Run(each, SKIPPED, "the run was told to stop", skip=Skip.STOPPING)
         if not _may_run(each, context.roll_active) and not each.unfinished:
-            run = Run(each, SKIPPED, each.why)  # nothing to do: no lock, and no second look
+            # Nothing to do: no lock, and no second look.
+            run = Run(each, SKIPPED, each.why, skip=Skip.NOT_DUE)
             progress.ended(run)
             return run
         try:

@@ -27,7 +27,7 @@ from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDE
 from logstore.compaction.planning import KIND, facts_of, failures_of, first_timestamp, rules_of
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState
-from logstore.errors import DuramenError
+from logstore.errors import DuramenError, UsageError
 from logstore.ledger import Ledger
 from logstore.ledger.receipts import SUMMARY
 from logstore.ledger.rows import ABANDONED, DONE, FAILED, RUNNING
@@ -398,7 +398,7 @@ class Health:
 
 
 class MetricsServer:
-    """`GET /metrics` and `GET /healthz`, on threads of its own. Raises DuramenError when it cannot listen."""
+    """`GET /metrics` and `GET /healthz`, on threads of its own. Raises UsageError when it cannot listen."""
 
     def __init__(self, host: str, port: int, *, collector: Collector, health: Callable[[], Health]) -> None:
         registry = CollectorRegistry()
@@ -425,7 +425,7 @@ class MetricsServer:
         try:
             self._http = BoundedServer((host, port), Handler)
         except (OSError, OverflowError) as error:
-            raise DuramenError(
+            raise UsageError(
                 f"cannot serve metrics on {host}:{port}: {getattr(error, 'strerror', None) or error}",
                 hint="Give another --metrics-port, or 0 for none",
             ) from None

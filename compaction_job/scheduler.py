@@ -24,7 +24,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from compaction_job.job import Report, compact, project, retain_all
 from compaction_job.metrics import Health, MetricsServer, StoreCollector
 from logstore.commit.committer import Committer
-from logstore.compaction.receipts import Run
+from logstore.compaction.receipts import Run, Skip
 from logstore.config import BrokerConfig
 from logstore.directory.locks import FileLock, holder
 from logstore.directory.shared_clock import doubt_of
@@ -115,9 +115,12 @@ class JobStatus:
 
 
 class Scheduler:
-    """The daemon's work inside any process: `with Scheduler(store): …`, or `start`, `wait`, `stop`.
+    """The daemon's work inside any process, as a context manager or by `start`, `wait` and `stop`.
 
     `intervals` overrules the settings' intervals, by job. A `metrics_port` of 0 serves nothing, None a free one.
+
+        with Scheduler("/data/store", intervals={"compaction": 60_000}) as scheduler:
+            scheduler.wait()
     """
 
     def __init__(
@@ -429,7 +432,7 @@ def _tell(run: Run) -> None:
         )
     elif run.result != SKIPPED and run.result != FAILED:
         log.info("%s: %s, %s", run.plan.name, run.result, run.reason)
-    elif run.result == SKIPPED and run.reason.startswith("another process"):
+    elif run.skip is Skip.TAKEN:
         log.info("%s: skipped, %s", run.plan.name, run.reason)
     elif run.rolled:
         log.info("%s: rolled", run.plan.name)

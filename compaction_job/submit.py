@@ -72,17 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except DuramenError as error:
         print(f"error: {error}", file=sys.stderr)
+        _write_report(options.report, json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
         return 1
     finally:
         spark.stop()
     text = json.dumps(report.as_dict(), indent=2)
     print(text)
-    if options.report:
-        draft = f"{options.report}.tmp"
+    _write_report(options.report, text)
+    return 1 if report.failed or report.problems else 0
+
+
+def _write_report(path: str | None, text: str) -> None:
+    if path:
+        draft = f"{path}.tmp"
         with open(draft, "w") as file:
             file.write(text)
-        os.replace(draft, options.report)
-    return 1 if report.failed or report.problems else 0
+        os.replace(draft, path)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from logstore import errors
     from logstore.records.record import Record
     from logstore.store import LogStore
-    from streaming import LogSink, restore_into_delta, restore_state
+    from streaming import LogSink, RestoredState, SinkOptions, restore_into_delta, restore_state
 
 __version__ = "0.1.0"
 __all__ = [
     "LogSink",
     "LogStore",
     "Record",
+    "RestoredState",
     "Scheduler",
+    "SinkOptions",
     "__version__",
     "compact",
     "errors",
@@ -50,7 +52,7 @@ def __getattr__(name: str) -> object:
         from compaction_job.scheduler import Scheduler
 
         return Scheduler
-    if name in ("LogSink", "restore_into_delta", "restore_state"):
+    if name in ("LogSink", "RestoredState", "SinkOptions", "restore_into_delta", "restore_state"):
         import streaming
 
         return getattr(streaming, name)

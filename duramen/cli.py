@@ -26,11 +26,11 @@ from duramen.commands.restore import restore
 from duramen.commands.schedule import schedule
 from duramen.commands.set_aside import set_aside
 from duramen.commands.transfer import export, import_
-from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, Output, session
+from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, BadUsage, Output, session
 from duramen.terminal import json_text, printable, safe_streams
 
 # Typer brings its own click, so its base class for bad command lines is reached through the public one.
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+BadCommandLine: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="duramen",
@@ -118,11 +118,11 @@ def _run(arguments: list[str]) -> int:
         session.so_far = session.so_far or _left_by(arguments)
         _say("interrupted", kind="Interrupted")
         return INTERRUPTED
-    except UsageError as error:
+    except BadCommandLine as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
             sys.stderr.write(f"{error}\n")
         else:
-            where = getattr(error, "where", None)
+            where = error.where if isinstance(error, BadUsage) else None
             hint = None if where else f"`{_help(error)} --help` shows the way."
             _say(_usage(error), kind="BadUsage", where=where, hint=hint)
         return BAD_USAGE
@@ -196,7 +196,7 @@ def _failed(error: Exception) -> int:
         _say(error.what, kind=type(error).__name__, where=error.where(), hint=error.hint or _hint(error))
         if isinstance(error, (errors.UnknownConfig, errors.InvalidConfig, errors.InvalidTopic)):
             return BAD_USAGE
-        return DAMAGE if isinstance(error, _damage_errors()) else FAILED
+        return DAMAGE if isinstance(error, errors.DamageError) else FAILED
     if isinstance(error, OSError):
         where: dict[str, object] = {"file": error.filename} if error.filename is not None else {}
         _say(error.strerror or str(error), kind=type(error).__name__, where=where, hint=_system_hint(error))
@@ -236,22 +236,6 @@ _SYSTEM_HINTS: dict[type[OSError], str] = {
     IsADirectoryError: "A file is needed here.",
     NotADirectoryError: "A directory is needed here.",
 }
-
-
-def _damage_errors() -> tuple[type[Exception], ...]:
-    """Conditions that mean bytes on disk are not what was written."""
-    from logstore import errors
-
-    return (
-        errors.CorruptBatch,
-        errors.CorruptIndex,
-        errors.CorruptSnapshot,
-        errors.CorruptCheckpoint,
-        errors.CorruptState,
-        errors.DamagedLog,
-        errors.LedgerError,
-        errors.DecompressionLimit,
-    )
 
 
 def _say(what: str, *, kind: str, where: dict[str, object] | None = None, hint: str | None = None) -> None:

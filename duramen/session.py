@@ -92,10 +92,16 @@ class Session:
 session = Session()
 
 
-def bad_usage(message: str, *, where: dict[str, object] | None = None) -> Exception:
-    error = typer.BadParameter(message)
-    error.where = where  # type: ignore[attr-defined]
-    return error
+class BadUsage(typer.BadParameter):
+    """An argument that makes no sense; `where` has the place in the file it came from, if any."""
+
+    def __init__(self, message: str, where: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+def bad_usage(message: str, *, where: dict[str, object] | None = None) -> BadUsage:
+    return BadUsage(message, where)
 
 
 def stop(code: int) -> NoReturn:

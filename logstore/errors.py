@@ -1,13 +1,21 @@
 """Every error Duramen raises on purpose, flat, one condition a class.
 
-An error says what happened, where (file, position, offset, partition) and, when there is one, the way out.
+An error says what happened, where (file, position, offset, partition) and, when there is one, the way out. Each is one
+of three kinds, by what helps: `DamageError` a repair, `RetriableError` time, `UsageError` another call.
 `kafka_code` is the number Apache Kafka gives the same condition on the wire.
+
+    try:
+        store.append("orders", [Record(b"42", b"ordered")])
+    except errors.RetriableError as error:
+        print("later:", error.what, error.hint)
 """
 
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
+
+Error = TypeVar("Error", bound="DuramenError")
 
 
 class DuramenError(Exception):
@@ -40,6 +48,24 @@ class DuramenError(Exception):
         # Errors cross process boundaries (Spark workers); rebuild them without calling each subclass's own signature.
         return (_rebuild, (type(self), self.__dict__.copy()))
 
+    def at(self: Error, *, file: str | None = None, position: int | None = None, offset: int | None = None) -> Error:
+        """This error with the place it happened, told by a caller who knows; None leaves what it knows itself."""
+        self.file = self.file if file is None else file
+        self.position = self.position if position is None else position
+        self.offset = self.offset if offset is None else offset
+        return self
+
+    def with_hint(self: Error, hint: str) -> Error:
+        """This error with another way out."""
+        self.hint = hint
+        return self
+
+    def reworded(self: Error, what: str, *, row: int | None = None) -> Error:
+        """This error in words that its reader knows, and about the row as its reader counts."""
+        self.what, self.args = what, (what,)
+        self.row = self.row if row is None else row
+        return self
+
     def where(self) -> dict[str, object]:
         """The known places, in reading order; empty when the condition has none."""
         places = {"partition": self.partition, "file": self.file, "position": self.position, "offset": self.offset}
@@ -62,42 +88,58 @@ def _rebuild(kind: type[DuramenError], state: dict[str, object]) -> DuramenError
     return error
 
 
+class DamageError(DuramenError):
+    """Stored bytes or files are damaged or missing. `duramen verify` shows what, `duramen recover` repairs."""
+
+
+class RetriableError(DuramenError):
+    """Nothing is wrong with the call: it may succeed later. A lock is held, the disk is full, somebody else was first.
+
+    `CommitUnknown` and `AppendUnfinished` come when a batch may be committed or is; only a batch with an app_id and
+    a batch_id is recognised when it is written again.
+    """
+
+
+class UsageError(DuramenError):
+    """The call cannot succeed as it is: an argument, a name, a setting, or the place it runs in must change first."""
+
+
 # --- bytes on disk -----------------------------------------------------------------------------------------------
 
 
-class CorruptBatch(DuramenError):
+class CorruptBatch(DamageError):
     """A record batch or legacy message whose bytes cannot be what was written."""
 
     kafka_code = 2
 
 
-class CorruptIndex(DuramenError):
+class CorruptIndex(DamageError):
     """An index file whose size or entries break the format's rules."""
 
 
-class CorruptSnapshot(DuramenError):
+class CorruptSnapshot(DamageError):
     """A producer snapshot with a wrong version, length or checksum."""
 
 
-class CorruptCheckpoint(DuramenError):
+class CorruptCheckpoint(DamageError):
     """A text checkpoint or metadata file that does not follow its frame."""
 
 
-class CorruptState(DuramenError):
+class CorruptState(DamageError):
     """A state file of the store with a wrong version, length or checksum."""
 
 
-class DamagedLog(DuramenError):
+class DamagedLog(DamageError):
     """Committed data could not be read back; `duramen recover` is the way out."""
 
 
-class UnsupportedFormat(DuramenError):
+class UnsupportedFormat(UsageError):
     """A magic, codec or version this release does not know."""
 
     kafka_code = 76
 
 
-class DecompressionLimit(DuramenError):
+class DecompressionLimit(DamageError):
     """A compressed payload would grow beyond the configured limit."""
 
     kafka_code = 10
@@ -106,7 +148,7 @@ class DecompressionLimit(DuramenError):
 # --- appending ---------------------------------------------------------------------------------------------------
 
 
-class InvalidRecord(DuramenError):
+class InvalidRecord(UsageError):
     """A record or batch that breaks a rule of the topic or of the format."""
 
     kafka_code = 87
@@ -116,51 +158,51 @@ class NullKey(InvalidRecord):
     """A record without key on a compacted topic."""
 
 
-class RecordTooLarge(DuramenError):
+class RecordTooLarge(UsageError):
     """A batch larger than max.message.bytes."""
 
     kafka_code = 10
 
 
-class AppendTooLarge(DuramenError):
+class AppendTooLarge(UsageError):
     """One append larger than segment.bytes."""
 
     kafka_code = 18
 
 
-class InvalidTimestamp(DuramenError):
+class InvalidTimestamp(UsageError):
     """A record timestamp outside message.timestamp.before/after.max.ms."""
 
     kafka_code = 32
 
 
-class OffsetsOutOfOrder(DuramenError):
+class OffsetsOutOfOrder(UsageError):
     """Ready-made batches whose offsets do not increase from the log's end."""
 
 
-class OffsetOverflow(DuramenError):
+class OffsetOverflow(UsageError):
     """An offset more than 2^31-1 above its segment's base."""
 
 
-class OutOfOrderSequence(DuramenError):
+class OutOfOrderSequence(UsageError):
     """A producer's sequence number that does not follow its last one."""
 
     kafka_code = 45
 
 
-class InvalidProducerEpoch(DuramenError):
+class InvalidProducerEpoch(UsageError):
     """A producer epoch below the one already seen."""
 
     kafka_code = 47
 
 
-class TransactionCoordinatorFenced(DuramenError):
+class TransactionCoordinatorFenced(UsageError):
     """A transaction marker from an older coordinator."""
 
     kafka_code = 52
 
 
-class InvalidTransactionState(DuramenError):
+class InvalidTransactionState(UsageError):
     """A transactional batch or marker that does not fit the producer's open transaction."""
 
     kafka_code = 48
@@ -169,13 +211,13 @@ class InvalidTransactionState(DuramenError):
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-class OffsetOutOfRange(DuramenError):
+class OffsetOutOfRange(UsageError):
     """A position below the log start or beyond the log end."""
 
     kafka_code = 1
 
 
-class BufferLimit(DuramenError):
+class BufferLimit(UsageError):
     """A single batch is larger than the read buffer may become."""
 
     kafka_code = 10
@@ -184,53 +226,57 @@ class BufferLimit(DuramenError):
 # --- names, settings, stores -------------------------------------------------------------------------------------
 
 
-class InvalidTopic(DuramenError):
+class InvalidTopic(UsageError):
     """A topic name outside Kafka's rule."""
 
     kafka_code = 17
 
 
-class UnknownTopic(DuramenError):
-    """No such topic or partition in the store."""
+class UnknownTopic(UsageError):
+    """No such topic or partition in the store; `topic` has its name where a row asked for it."""
 
     kafka_code = 3
 
+    def __init__(self, what: str, *, topic: str | None = None, **places: Any) -> None:
+        super().__init__(what, **places)
+        self.topic = topic
 
-class TopicExists(DuramenError):
+
+class TopicExists(UsageError):
     """A topic of that name is already there."""
 
     kafka_code = 36
 
 
-class StrayDirectory(DuramenError):
+class StrayDirectory(UsageError):
     """A directory lies where a partition's belongs, and nothing proves whose it is."""
 
 
-class UnknownConfig(DuramenError):
+class UnknownConfig(UsageError):
     """A configuration name that does not exist; the message has the nearest one."""
 
     kafka_code = 40
 
 
-class InvalidConfig(DuramenError):
+class InvalidConfig(UsageError):
     """A configuration value of the wrong type or outside its range."""
 
     kafka_code = 40
 
 
-class NotAStore(DuramenError):
+class NotAStore(UsageError):
     """The folder is not a Duramen store."""
 
 
-class StoreVersionError(DuramenError):
+class StoreVersionError(UsageError):
     """The store was written by a newer release, or needs an upgrade."""
 
 
-class UnsuitableFileSystem(DuramenError):
+class UnsuitableFileSystem(UsageError):
     """The file system lacks something the store relies on."""
 
 
-class AccessDenied(DuramenError):
+class AccessDenied(UsageError):
     """The store belongs to another user, and this one lacks the rights."""
 
 
@@ -238,47 +284,53 @@ class ReadOnlyStore(AccessDenied):
     """Nothing can be written to the store: it is mounted read-only, or this user may only read it. Reading works."""
 
 
-class NotEnoughMemory(DuramenError):
+class NotEnoughMemory(UsageError):
     """The process may not use as much memory as the work takes; nothing was changed."""
 
 
-class LockHeld(DuramenError):
+class LockHeld(RetriableError):
     """Another process holds a lock longer than we were told to wait."""
 
 
-class StoreInUse(DuramenError):
+class StoreInUse(RetriableError):
     """A broker or another process uses the directory exclusively."""
 
 
-class ImportRefused(DuramenError):
+class ImportRefused(UsageError):
     """A Kafka log directory that cannot be taken in as it is."""
 
 
-class ExportRefused(DuramenError):
+class ExportRefused(UsageError):
     """A target directory that cannot become a broker's."""
 
 
 # --- delivery over a socket --------------------------------------------------------------------------------------
 
 
-class DeliveryTooLarge(DuramenError):
+class DeliveryTooLarge(UsageError):
     """Message sets whose lengths do not fit the framing's int32; nothing was sent."""
 
     kafka_code = 10
 
 
-class DeliveryBroken(DuramenError):
+class DeliveryBroken(RetriableError):
     """A file ended before the bytes promised from it; unless `bytes_sent` is 0 the connection must be closed."""
 
     kafka_code = 56
-    bytes_sent: int = 0
+
+    def __init__(self, what: str, *, bytes_sent: int, **places: Any) -> None:
+        super().__init__(what, **places)
+        self.bytes_sent = bytes_sent
 
 
-class DeliveryTimeout(DuramenError):
+class DeliveryTimeout(RetriableError):
     """The other side took its bytes too slowly; unless `bytes_sent` is 0 the connection must be closed."""
 
     kafka_code = 7
-    bytes_sent: int = 0
+
+    def __init__(self, what: str, *, bytes_sent: int, **places: Any) -> None:
+        super().__init__(what, **places)
+        self.bytes_sent = bytes_sent
 
 
 class InvalidPartition(InvalidRecord):
@@ -290,38 +342,38 @@ class InvalidPartition(InvalidRecord):
 # --- the ledger --------------------------------------------------------------------------------------------------
 
 
-class InvalidCommit(DuramenError):
+class InvalidCommit(UsageError):
     """A commit, run or statistics row whose texts or numbers cannot be right; nothing was written."""
 
 
-class CommitConflict(DuramenError):
+class CommitConflict(RetriableError):
     """The ledger no longer shows what the caller saw: another commit touched the app or a topic; look again."""
 
 
-class CommitUnknown(DuramenError):
+class CommitUnknown(RetriableError):
     """The commit may or may not have happened; look for its plan id before doing anything else."""
 
 
-class ForkedProcess(DuramenError):
+class ForkedProcess(UsageError):
     """A child of a process that had used a ledger; the ledger's library does not survive a fork."""
 
 
-class LedgerError(DuramenError):
+class LedgerError(DamageError):
     """The ledger's files are damaged, foreign, or disagree with what is known."""
 
 
 # --- committing --------------------------------------------------------------------------------------------------
 
 
-class UnknownTransaction(DuramenError):
+class UnknownTransaction(UsageError):
     """A transaction that is not open, or not the one that was looked at; nothing was written."""
 
 
-class TopicChanged(DuramenError):
+class TopicChanged(RetriableError):
     """A topic was altered or re-created while a batch for it was encoded; encode it again."""
 
 
-class ReplayMismatch(DuramenError):
+class ReplayMismatch(UsageError):
     """An app's batch id went backwards, or another query writes under its name."""
 
 
@@ -329,7 +381,7 @@ class MissingBatches(ReplayMismatch):
     """A batch that leaves out others of its app: the store is older than the query's checkpoint."""
 
 
-class DiskFull(DuramenError):
+class DiskFull(RetriableError):
     """There is not enough room for what is about to be written; nothing was changed."""
 
 
@@ -338,7 +390,7 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-class AppendUnfinished(DuramenError):
+class AppendUnfinished(RetriableError):
     """A committed batch that could not be appended; it stands, and the next writer of its topics finishes it."""
 
 
@@ -346,35 +398,37 @@ class UnappliablePlan(DamagedLog):
     """A committed batch that cannot be appended as it was staged; `duramen set-aside` is the way out."""
 
 
-class HistoryCompacted(DuramenError):
-    """Compaction has thinned the moment that was asked for; `earliest` has the first exact offset of each partition."""
+class HistoryCompacted(UsageError):
+    """Compaction has thinned the moment that was asked for; `earliest` has the first exact offset of partitions."""
 
-    earliest: dict[str, int]
+    def __init__(self, what: str, *, earliest: dict[str, int] | None = None, **places: Any) -> None:
+        super().__init__(what, **places)
+        self.earliest = earliest or {}
 
 
-class BackupRefused(DuramenError):
+class BackupRefused(UsageError):
     """A target directory that cannot become a copy of the store."""
 
 
-class RecoveryChanged(DuramenError):
+class RecoveryChanged(UsageError):
     """Recovery would cost more than what was agreed to; nothing was changed."""
 
 
-class SegmentsChanged(DuramenError):
+class SegmentsChanged(RetriableError):
     """Segments that were to be replaced are not what they were; the output was dropped."""
 
 
-class CleaningAborted(DuramenError):
+class CleaningAborted(RetriableError):
     """A pass of compaction was told to stop; the log is as it was, but for groups already replaced."""
 
 
-class NotCompacted(DuramenError):
+class NotCompacted(UsageError):
     """The topic's cleanup.policy does not include compact."""
 
 
-class PackageMissing(DuramenError):
+class PackageMissing(UsageError):
     """A part of Duramen needs a package that is not installed here."""
 
 
-class KernelsMissing(DuramenError):
+class KernelsMissing(UsageError):
     """The installation has no compiled kernels for this machine, and no compiler to make them."""

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
 
 class LogStore(OpenStore):
-    """An open store; close it, or use it as a context manager."""
+    """An open store; close it, or use it as a context manager.
+
+    Any number of processes may have it open at once.
+
+        with LogStore("/data/store", create=True) as store:
+            store.create_topic("orders", partitions=1, configs={"cleanup.policy": "compact"})
+            store.append("orders", [Record(b"42", b"ordered")])
+    """
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from streaming.restore import restore_into_delta, restore_state
+from streaming.options import SinkOptions
+from streaming.restore import RestoredState, restore_into_delta, restore_state
 from streaming.sink import LogSink
 
-__all__ = ["LogSink", "restore_into_delta", "restore_state"]
+__all__ = ["LogSink", "RestoredState", "SinkOptions", "restore_into_delta", "restore_state"]

@@ -48,13 +48,12 @@ def calling_query(session: Any, mark: str | None) -> str | None:
     active = session.streams.active
     marked = [query.id for query in active if mark is not None and _OPTION + mark in _plan_text(query)]
     if len(marked) == 1 and mark is not None:
-        _found[mark] = marked[0]
-        return marked[0]
+        return _found.setdefault(mark, str(marked[0]))
     if len(active) == 1:
-        return active[0].id
+        return str(active[0].id)
     raise InvalidConfig(
         f"{len(active)} queries are active in this Spark Connect session, and it cannot be told which of them this is",
-        hint="Make the LogSink outside of the function given to foreachBatch, or give it a query_id of your choice",
+        hint="Make the LogSink outside of the function given to foreachBatch, or give it SinkOptions(query_id=…)",
     )
 
 

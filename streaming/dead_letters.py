@@ -78,7 +78,7 @@ def write_sifted(
         None if partitions is None else partitions.filter(bad),
         codes[codes != 0],
     )
-    return bad.true_count
+    return int(bad.true_count)
 
 
 def write_unknown_topic(
@@ -87,7 +87,7 @@ def write_unknown_topic(
     """All these rows name a topic that does not exist."""
     codes = np.full(rows.num_rows, _REASONS.index(UNKNOWN_TOPIC), dtype=np.int8)
     _write_dead(writer, letters, topic, rows, partitions, codes)
-    return rows.num_rows
+    return int(rows.num_rows)
 
 
 def could_be_topic(name: str) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from logstore.commit.apps import Adopt
 from logstore.errors import InvalidConfig, UnknownConfig
+from logstore.records.encoder import BATCH_BYTES
 
 EARLIEST = -2
 LATEST = -1
@@ -94,6 +95,24 @@ class ReadOptions:
     include_headers: bool = False
     committed: bool = False
     latest_when_no_timestamp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """How a `LogSink` writes; the defaults suit most queries.
+
+    A query seldom needs another choice than compression.
+
+        LogSink("/data/store", "orders", app_id="orders-v1", options=SinkOptions(compression_type="zstd"))
+    """
+
+    #: compression.type and batch.size, as Kafka's producer has them
+    compression_type: str = "none"
+    batch_size: int = BATCH_BYTES
+    #: who writes, instead of the streaming query's own id
+    query_id: str | None = None
+    #: appended batches reach the disk at most this late; until then their staged copy is what survives a power cut
+    flush_ms: int = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,6 +29,35 @@ _HISTORY_MAX = 20
 Batches = Iterator[pa.RecordBatch]
 
 
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """A topic's state as a DataFrame, and the offsets where it ends.
+
+    `restore_state` and `restore_into_delta` return it.
+
+        state = restore_state(spark, store="/data/store", topic="accounts")
+        state.df.show()
+        changes = spark.readStream.format("duramen").option("store", "/data/store").option("subscribe", "accounts")
+        changes.option("startingOffsets", state.starting_offsets).load()  # what comes after it
+    """
+
+    #: key, value, partition, offset, timestamp
+    df: DataFrame
+    #: what is read of each partition; `plan.explain()` has it in words
+    plan: RestorePlan
+
+    @property
+    def end_offsets(self) -> dict[int, int]:
+        """Partition → the first offset that is not part of the state; `since_offsets` of the next restore."""
+        return dict(enumerate(self.plan.end_offsets))
+
+    @property
+    def starting_offsets(self) -> str:
+        """The same as JSON: the option `startingOffsets` with which a stream misses nothing and repeats nothing."""
+        ends = {str(number): end for number, end in self.end_offsets.items()}
+        return json.dumps({self.plan.topic: ends, IDS: {self.plan.topic: self.plan.topic_id}})
+
+
 def restore_state(
     spark: SparkSession,
     *,
@@ -38,16 +68,18 @@ def restore_state(
     since_offsets: Mapping[int, int] | None = None,
     allow_thinned: bool = False,
     tombstones: bool = False,
-) -> DataFrame:
-    """Latest value per key as a DataFrame: key, value, partition, offset, timestamp.
+) -> RestoredState:
+    """Latest value per key, now or at a moment, as a DataFrame with the offsets where it ends.
 
-    The DataFrame carries `end_offsets` (partition → offset), `starting_offsets` (the same as the JSON that a following
-    stream takes as startingOffsets) and `plan`. With `since_offsets` only what is newer is read: an increment to apply,
-    for which `tombstones=True` also delivers deleted keys, with a null value.
+    With `since_offsets` only what is newer is read: an increment to apply, for which `tombstones=True` also delivers
+    deleted keys, with a null value.
 
-    It is read when an action needs it, each time anew and always up to the same offsets; if compaction has overtaken
-    them by then, the action fails with HistoryCompacted.
+    The DataFrame is read when an action needs it, each time anew and always up to the same offsets; if compaction has
+    overtaken them by then, the action fails with HistoryCompacted.
     Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
+
+        state = restore_state(spark, store="/data/store", topic="accounts", as_of_timestamp_ms=1_700_000_000_000)
+        state.df.count(), state.end_offsets
     """
     path = os.path.abspath(os.fspath(store))
     with LogStore(path) as opened:
@@ -59,7 +91,7 @@ def restore_state(
             since_offsets=since_offsets,
             allow_thinned=allow_thinned,
         )
-    return _restored(spark, path, plan, tombstones=tombstones)
+    return RestoredState(_restored(spark, path, plan, tombstones=tombstones), plan)
 
 
 def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
@@ -68,14 +100,7 @@ def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: 
     task = _restore_task(path, plan, tombstones or not plan.by_partition)
     schema = SCHEMA if plan.by_partition else f"{SCHEMA}, version long"
     rows = spark.range(0, plan.partitions, 1, plan.partitions).mapInArrow(task, schema)
-    if not plan.by_partition:
-        rows = _merged(rows, tombstones)
-    rows.end_offsets = dict(enumerate(plan.end_offsets))  # type: ignore[attr-defined]
-    rows.starting_offsets = json.dumps(  # type: ignore[attr-defined]
-        {plan.topic: {str(n): end for n, end in enumerate(plan.end_offsets)}, IDS: {plan.topic: plan.topic_id}}
-    )
-    rows.plan = plan  # type: ignore[attr-defined]
-    return rows
+    return rows if plan.by_partition else _merged(rows, tombstones)
 
 
 def _restore_task(store: str, plan: RestorePlan, tombstones: bool) -> Callable[[Batches], Batches]:
@@ -108,13 +133,17 @@ def _merged(rows: DataFrame, tombstones: bool) -> DataFrame:
 
 def restore_into_delta(
     spark: SparkSession, *, store: str | os.PathLike[str], topic: str, path: str, full: bool = False
-) -> dict[int, int]:
-    """Bring a Delta table to the topic's present state; returns the end offsets it stands at.
+) -> RestoredState:
+    """Bring a Delta table to the topic's present state; returns the table, and the offsets it stands at.
 
     The first call writes the table, later ones merge what is new. The offsets are part of the table's own commit, so
     table and position never disagree. The table is written anew with `full`, and where an increment cannot tell what
     went: tombstones were dropped, the log start moved, partitions were added, the topic was created again, its keys
     are merged across partitions, or it goes by another order than that of offsets.
+    Raises UnknownTopic, PackageMissing.
+
+        table = restore_into_delta(spark, store="/data/store", topic="accounts", path="/data/tables/accounts")
+        table.df.count(), table.end_offsets, table.plan.is_increment
     """
     DeltaTable = _delta_table(spark)
     path_of_store = os.path.abspath(os.fspath(store))
@@ -142,7 +171,7 @@ def restore_into_delta(
             )
         else:
             rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
-    return dict(enumerate(plan.end_offsets))
+    return RestoredState(spark.read.format("delta").load(path), plan)
 
 
 def _delta_table(spark: SparkSession) -> Any:

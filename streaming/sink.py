@@ -40,6 +40,7 @@ from logstore.topics.registry import Topic
 from streaming.connect import calling_query, leave_mark
 from streaming.dead_letters import DeadLetters
 from streaming.flusher import flush_later
+from streaming.options import SinkOptions
 from streaming.progress import BATCHES_MAX, OBSERVED, BatchProgress, batch_progress
 from streaming.tasks import REPORT_SCHEMA, EncodeJob, apply_plans, encode_rows, read_report, staged_file
 from streaming.transfer import ROWS_WORTHWHILE, WideRows, not_adding_up, width_of
@@ -82,14 +83,15 @@ APPLY_ON_DRIVER_BYTES = 16 << 20
 
 
 class LogSink:
-    """`df.writeStream.foreachBatch(LogSink(store=…, topic=…, app_id=…))`.
+    """Appends the micro-batches of a streaming query, each exactly once.
+
+        df.writeStream.foreachBatch(LogSink("/data/store", "orders", app_id="orders-v1")).start()
 
     Parameters
     ----------
     store: path of the store, the same on driver and executors; made with `create_topics`
     topic: where rows go that name none in a `topic` column
     app_id: the name under which batches are counted; keep it when the query changes, choose another for another query
-    compression_type, batch_size: as Kafka's producer settings
     create_topics: partitions and settings for topics that do not exist, e.g. `{"partitions": 4, "configs": {…}}`
     dead_letter_topic: where records go that their topic does not take, with headers that say why; without it they fail
         the batch before anything is committed
@@ -97,23 +99,22 @@ class LogSink:
     adopt: take over an app_id that another query wrote, or whose batch ids went back or leave some out: the query and
         batch that the ledger shows as its last, as `QUERY_ID:BATCH_ID`; the error that asks for it has the text. It
         holds only while the ledger shows exactly that, so it may stay in the code
+    options: compression and the like, see SinkOptions
     """
 
     def __init__(
         self,
         store: str | os.PathLike[str],
         topic: str | None = None,
-        app_id: str | None = None,
         *,
-        compression_type: str = "none",
-        batch_size: int = EncodeOptions().batch_size,
+        app_id: str,
         create_topics: dict[str, Any] | None = None,
         dead_letter_topic: str | None = None,
         order_by: str | None = None,
         adopt: Adopt | str | bool | None = None,
-        query_id: str | None = None,
-        flush_ms: int = 1000,
+        options: SinkOptions | None = None,
     ) -> None:
+        """Raises InvalidConfig for an empty app_id."""
         if not app_id:
             raise InvalidConfig(
                 "a sink needs an app_id",
@@ -122,13 +123,11 @@ class LogSink:
         self.store = os.path.abspath(os.fspath(store))
         self.topic = topic
         self.app_id = app_id
-        self.options = EncodeOptions(compression_type, batch_size)
+        self.options = options or SinkOptions()
         self.create_topics = create_topics
         self.dead_letter_topic = dead_letter_topic
         self.order_by = order_by
         self.adopt = adopt
-        self.query_id = query_id
-        self.flush_ms = flush_ms
         self._mark: str | None = None
         self._has_wide_rows = False
         self._has_told = False
@@ -174,7 +173,7 @@ class LogSink:
         self._check_columns(df.columns)
         use_this_python(df.sparkSession)
         committer = committer_of(self.store, create=self.create_topics is not None)
-        app = AppBatch(self.app_id, batch_id, self.query_id or query_id_of(df, self._mark), self.adopt)
+        app = AppBatch(self.app_id, batch_id, self.options.query_id or query_id_of(df, self._mark), self.adopt)
         for attempt in range(_ENCODE_TRIES_MAX + 1):  # once more for wide rows
             if committer.check_replay(app):
                 committer.finish_replay(app)
@@ -204,15 +203,14 @@ class LogSink:
                 self._has_wide_rows = True
                 continue
             except UnknownTopic as error:
-                missing = getattr(error, "topic", None)  # named by a row
-                if missing is None or self.create_topics is None or attempt + 1 >= _ENCODE_TRIES_MAX:
+                if error.topic is None or self.create_topics is None or attempt + 1 >= _ENCODE_TRIES_MAX:
                     raise
-                self._ensure(committer, missing)
+                self._ensure(committer, error.topic)
                 continue
             finally:
                 staging.close()
             self.adopt = None
-            flush_later(committer, list(done.topics), self.flush_ms)
+            flush_later(committer, list(done.topics), self.options.flush_ms)
             return done
         raise AssertionError("unreachable")
 
@@ -241,7 +239,7 @@ class LogSink:
             store_token(committer.store),
             targets,
             self.topic,
-            self.options,
+            EncodeOptions(self.options.compression_type, self.options.batch_size),
             letters,
             self.create_topics is not None,
         )
@@ -278,7 +276,7 @@ class LogSink:
             committer.store.topic(name)
         except UnknownTopic as error:
             if self.create_topics is None:
-                error.hint = "Create it with `duramen topics create`, or give create_topics"
+                error.with_hint("Create it with `duramen topics create`, or give create_topics")
                 raise
             create_topic(committer.store, name, **self.create_topics)
 

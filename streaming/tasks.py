@@ -101,9 +101,9 @@ def _reported(work: Callable[[], dict[str, object]]) -> Batches:
 
 def read_report(data: bytes) -> dict[str, object]:
     """What a task reported; raises the error it met."""
-    report = json.loads(zlib.decompress(data))
+    report: dict[str, object] = json.loads(zlib.decompress(data))
     if "error" in report:
-        raise pickle.loads(bytes.fromhex(report["error"]))
+        raise pickle.loads(bytes.fromhex(str(report["error"])))
     return report
 
 

@@ -78,7 +78,7 @@ def main(store: str, table: str, checkpoint: str) -> None:
     spark = configure_spark_with_delta_pip(builder).getOrCreate()
     replicate(spark, store=store, topic="changes", table=table, key="id", checkpoint=checkpoint)
     schema = spark.read.format("delta").load(table).schema.simpleString()
-    as_table(restore_state(spark, store=store, topic="changes"), schema).show()
+    as_table(restore_state(spark, store=store, topic="changes").df, schema).show()
 
 
 if __name__ == "__main__":

@@ -156,12 +156,12 @@ class SoFar:
 
 def _name_line(error: DuramenError, rows: list[Row]) -> None:
     """Lines of the file are what the user knows, not rows of a commit."""
-    from logstore.commit.produce import rename_row
+    from logstore.commit.produce import row_renamed
 
     if error.row is not None:
-        rename_row(error, f"line {rows[error.row].line}")
+        error.reworded(row_renamed(error, f"line {rows[error.row].line}"))
     elif isinstance(error, (InvalidRecord, RecordTooLarge, AppendTooLarge, InvalidTimestamp)):
-        error.what = f"lines {rows[0].line} to {rows[-1].line}: {error.what}"
+        error.reworded(f"lines {rows[0].line} to {rows[-1].line}: {error.what}")
 
 
 def _lines(file: str) -> IO[bytes]:

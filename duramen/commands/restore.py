@@ -86,8 +86,8 @@ def restore(
                 allow_thinned=allow_thinned,
             )
         except DuramenError as error:  # the names of options, not of Python's arguments
-            error.what = error.what.replace("as_of_offsets", "--as-of-offsets")
-            error.hint = error.hint and error.hint.replace("allow_thinned=True", "--allow-thinned")
+            hint = (error.hint or "").replace("allow_thinned=True", "--allow-thinned")
+            error.reworded(error.what.replace("as_of_offsets", "--as-of-offsets")).with_hint(hint)
             raise
         if not dry_run:
             opened = _parquet(output_file) if format_ is Format.PARQUET else _lines(output_file, encoding)

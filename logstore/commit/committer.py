@@ -221,7 +221,8 @@ class Committer(Flusher):
             with contextlib.suppress(CorruptState):
                 origin = read_origin(self._fs, self.store.layout)
             if origin is not None:
-                error.hint = f"The store is a copy of {origin.source}, taken at {origin.taken_text}. {error.hint}"
+                copied = f"The store is a copy of {origin.source}, taken at {origin.taken_text}"
+                error.with_hint(f"{copied}. {error.hint}")
             raise
 
     def _note_restored(self) -> None:

@@ -71,15 +71,14 @@ def _write(writer: StagedWriter, target: TopicTarget, batch: pa.RecordBatch, row
         writer.write(target, rows, partitions)
     except DuramenError as error:
         if error.row is not None and rows_before:
-            rename_row(error, f"row {rows_before + error.row}")
-            error.row += rows_before
+            row = rows_before + error.row
+            error.reworded(row_renamed(error, f"row {row}"), row=row)
         raise
 
 
-def rename_row(error: DuramenError, name: str) -> None:
-    """Call the row that an error is about by a name that its reader knows."""
-    error.what = error.what.replace(f"row {error.row}", name, 1)
-    error.args = (error.what,)
+def row_renamed(error: DuramenError, name: str) -> str:
+    """What the error says, with a name for its row that its reader knows."""
+    return error.what.replace(f"row {error.row}", name, 1)
 
 
 def table_of(records: Iterable[Record]) -> pa.Table:

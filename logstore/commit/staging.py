@@ -530,7 +530,6 @@ def target_named(targets: dict[str, TopicTarget], name: str) -> TopicTarget:
     """Raises UnknownTopic."""
     target = targets.get(name)
     if target is None:
-        error = UnknownTopic(f"there is no topic {name!r}", hint="Create it, or set the option that creates topics")
-        error.topic = name  # type: ignore[attr-defined]
-        raise error
+        hint = "Create it, or set the option that creates topics"
+        raise UnknownTopic(f"there is no topic {name!r}", topic=name, hint=hint)
     return target

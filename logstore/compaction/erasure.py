@@ -294,10 +294,9 @@ class _Search:
     def _run_of(self, owner: str) -> str | None:
         """The partition a run's folder is for; None when it does not say."""
         try:
-            what = json.loads(read_whole(self._fs, owner, limit=_OWNER_BYTES_MAX))["what"]
+            return str(json.loads(read_whole(self._fs, owner, limit=_OWNER_BYTES_MAX))["partition"])
         except (OSError, ValueError, KeyError, TypeError, DuramenError):
             return None
-        return str(what).removeprefix("compact ") if str(what).startswith("compact ") else None
 
     def _other(self, kind: str, folder: str) -> None:
         goes = "never by itself: look at it, then remove it" if kind == "stray" else "with the next `duramen retain`"

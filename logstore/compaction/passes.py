@@ -16,12 +16,12 @@ from logstore.clock import ManualClock
 from logstore.commit.writing import writing
 from logstore.compaction.budget import Budget, map_advice
 from logstore.compaction.planning import KIND, PartitionPlan, SetAside, _work, plan_partition
-from logstore.compaction.receipts import Run, finished_row, plan_details
+from logstore.compaction.receipts import Run, Skip, finished_row, plan_details
 from logstore.compaction.run_folders import remove_run_folder, run_folder
 from logstore.compaction.segment_counts import SegmentCounts
 from logstore.directory.state import read_state
 from logstore.directory.swap import finish_swap
-from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, is_disk_full
+from logstore.errors import CleaningAborted, DiskFull, DuramenError, LockHeld, RetriableError, is_disk_full
 from logstore.ledger import Ledger, RunRow
 from logstore.ledger.rows import ABANDONED, DONE, FAILED, RUNNING, SKIPPED
 from logstore.topics.opened import OpenStore
@@ -63,7 +63,8 @@ def compact_partition(context: Context, topic: Topic, number: int) -> Run:
             store.check_exists(topic)
             return _compact_locked(context, topic, number, what)
     except LockHeld as error:
-        return Run(_plan(context, topic, number), SKIPPED, f"another process is at work on it: {error.what}")
+        why = f"another process is at work on it: {error.what}"
+        return Run(_plan(context, topic, number), SKIPPED, why, skip=Skip.TAKEN)
 
 
 def _plan(context: Context, topic: Topic, number: int) -> PartitionPlan:
@@ -90,9 +91,9 @@ def _compact_locked(context: Context, topic: Topic, number: int, what: str) -> R
         rolled = roll(store, topic, number, what=what)
         plan = _plan(context, topic, number)
     if plan.cleanable.due is None or not plan.is_due:
-        return Run(plan, SKIPPED, plan.why, rolled=rolled)
+        return Run(plan, SKIPPED, plan.why, rolled=rolled, skip=Skip.NOT_DUE)
     if context.stopping():
-        return Run(plan, SKIPPED, "the run was told to stop", rolled=rolled)
+        return Run(plan, SKIPPED, "the run was told to stop", rolled=rolled, skip=Skip.STOPPING)
     run_id = f"{context.run_name}-{topic.name}-{number}"
     context.started(plan)
     row = RunRow(
@@ -137,7 +138,7 @@ def _as_ours(error: OSError) -> DuramenError:
             file=error.filename,
             hint="The old segments stand as they were; make room and run it again",
         )
-    return DuramenError(f"{type(error).__name__}: {error}", file=error.filename)
+    return RetriableError(f"{type(error).__name__}: {error}", file=error.filename)
 
 
 def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what: str) -> PassReport:
@@ -155,7 +156,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
         producers = producers_of(store, topic, number, context.now_ms, what)
     state = store.partition_state(topic, number)
     work = _work(store, topic, number, state, config, plan.cleanable, context.now_ms, context.budget, producers)
-    folder, owner = run_folder(store, what)
+    folder, owner = run_folder(store, topic.partition(number), what)
     try:
         if work.has_transactions and context.in_parallel:
             work = replace(work, has_transactions=find_transactions(store.fs, work, stopping=context.stopping))

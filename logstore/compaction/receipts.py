@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from logstore.cleaner.work import PassReport
 from logstore.compaction.planning import PartitionPlan
@@ -11,6 +12,19 @@ from logstore.errors import DuramenError
 from logstore.ledger import RunRow
 from logstore.ledger.rows import DONE
 from logstore.topic import TopicPartition
+
+
+class Skip(Enum):
+    """Why a partition had no pass."""
+
+    NOT_DUE = "not_due"
+    #: another process is at work on it
+    TAKEN = "taken"
+    #: the run was told to stop
+    STOPPING = "stopping"
+    DRY_RUN = "dry_run"
+    #: by an earlier job of the same Airflow run
+    DONE_BEFORE = "done_before"
 
 
 @dataclass(slots=True)
@@ -24,6 +38,8 @@ class Run:
     report: PassReport | None = None
     rolled: bool = False
     error: DuramenError | None = None
+    #: with the result SKIPPED
+    skip: Skip | None = None
 
     @property
     def partition(self) -> TopicPartition:
@@ -87,6 +103,7 @@ def describe_run(run: Run) -> dict[str, object]:
         "partition": run.plan.partition,
         "result": run.result,
         "reason": run.reason,
+        "skip": None if run.skip is None else run.skip.value,
         "run_id": run.run_id or None,
         "rolled": run.rolled,
         "plan": plan_details(run.plan),

@@ -14,18 +14,19 @@ from logstore.directory.locks import FileLock
 from logstore.errors import LockHeld
 from logstore.ledger import Ledger
 from logstore.ledger.rows import ABANDONED, RUNNING
+from logstore.topic import TopicPartition
 from logstore.topics.opened import OpenStore
 
 _OWNER_FILE = "owner"
 
 
-def run_folder(store: OpenStore, what: str) -> tuple[str, FileLock]:
+def run_folder(store: OpenStore, partition: TopicPartition, what: str) -> tuple[str, FileLock]:
     """A folder for one pass, locked before it has its name: whoever sweeps never takes it for a killed run's."""
     draft, folder = store.layout.work("draft"), store.layout.work("run")
     store.fs.mkdir(draft)
     owner = FileLock(store.fs, os.path.join(draft, _OWNER_FILE))
     owner.acquire(0)
-    owner.sign(store.clock, what)  # whose records lie here
+    owner.sign(store.clock, what, partition=str(partition))  # whose records lie here
     store.fs.rename(draft, folder)
     return folder, owner
 

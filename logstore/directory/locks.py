@@ -113,10 +113,10 @@ class FileLock:
             finally:
                 file.close()
 
-    def sign(self, clock: Clock, what: str) -> None:
+    def sign(self, clock: Clock, what: str, **more: str) -> None:
         """Write who holds the lock, for those who wait. Best effort: a full disk must not stop the holder."""
         assert self._file is not None
-        note = _note(clock, what)
+        note = _note(clock, what) | more
         with contextlib.suppress(OSError):
             self._file.truncate(0)
             self._file.pwrite(json.dumps(note).encode()[:_HOLDER_BYTES_MAX], 0)

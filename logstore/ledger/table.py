@@ -159,10 +159,11 @@ class LedgerTable:
                 try:
                     check_writable(self._fs)
                 except ReadOnlyStore as error:
-                    error.what = f"the ledger must be repaired, after a power cut or a failed write, but {error.what}"
-                    error.file = self.path
-                    error.hint = "Any command that writes repairs it; run one where the store is writable."
-                    raise
+                    raise ReadOnlyStore(
+                        f"the ledger must be repaired, after a power cut or a failed write, but {error.what}",
+                        file=self.path,
+                        hint="Any command that writes repairs it; run one where the store is writable.",
+                    ) from error
                 with self._gate.alone():
                     self._repair()
                     self._refresh()

@@ -125,14 +125,13 @@ def _check_ranges(message_sets: Sequence[MessageSet]) -> None:
 
 
 def _short(part: FileRange, position: int, *, bytes_sent: int) -> DeliveryBroken:
-    error = DeliveryBroken(
+    return DeliveryBroken(
         f"the file ends before the {part.size} bytes promised from {part.position} on",
         file=part.file.path,
         position=position,
         hint="Close the connection: the reader waits for bytes that do not exist" if bytes_sent else None,
+        bytes_sent=bytes_sent,
     )
-    error.bytes_sent = bytes_sent
-    return error
 
 
 class _Sender:
@@ -226,9 +225,8 @@ class _Sender:
             raise self._timed_out()
 
     def _timed_out(self) -> DeliveryTimeout:
-        error = DeliveryTimeout(
+        return DeliveryTimeout(
             f"the reader took {self._bytes_sent} bytes within {self._timeout_s:g} s and then no more",
             hint="Close the connection: the answer is incomplete" if self._bytes_sent else None,
+            bytes_sent=self._bytes_sent,
         )
-        error.bytes_sent = self._bytes_sent
-        return error

@@ -201,7 +201,7 @@ class PartitionReader:
     def _with_way_out(self, error: DamagedLog, position: int) -> DamagedLog:
         """Above the recovery point nothing is lost: the staged files are still there."""
         if self._recovery_point is not None and position >= self._recovery_point():
-            error.hint = "The records are still in staging; the next flush, or `duramen recover`, puts them back"
+            error.with_hint("The records are still in staging; the next flush, or `duramen recover`, puts them back")
         return error
 
     def _list_is_current(self) -> bool:

@@ -25,7 +25,7 @@ from logstore.errors import (
     CorruptCheckpoint,
     CorruptIndex,
     DamagedLog,
-    DuramenError,
+    DamageError,
     OffsetOverflow,
 )
 from logstore.files import FileSystem, make_directory
@@ -625,7 +625,7 @@ class Loader:
             output.close(clean=False)
             self._fs.unlink(output.offset_index.path)  # so that all three indexes are made anew, with transactions
         if total != size:
-            raise DuramenError(f"splitting gave {total} bytes of {size}", file=path, partition=self._partition)
+            raise DamageError(f"splitting gave {total} bytes of {size}", file=path, partition=self._partition)
         replace_segments(self._fs, self._directory, bases, [parsed.base_offset])
         self._listed.clear()
         self.report.split.append(f"{path} into {len(bases)}")

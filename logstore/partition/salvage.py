@@ -22,7 +22,7 @@ import numpy as np
 from logstore.config import LogConfig
 from logstore.directory.state import Loss, PartitionState, SegmentEntry, SwapNote, write_state
 from logstore.directory.swap import replace_segments
-from logstore.errors import DuramenError
+from logstore.errors import DamageError
 from logstore.files import FileSystem
 from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, Limits
 from logstore.partition.damage import FileScan, FoundBatch, Hole, intact_batches, scan_file
@@ -741,7 +741,7 @@ def _copy_piece(partition: Partition, piece: Piece, output: LogSegment) -> None:
             indexes_may_fill=True,
         )
         if placed < len(chunk.table):
-            raise DuramenError("a batch does not fit its segment", file=piece.path, position=piece.position)
+            raise DamageError("a batch does not fit its segment", file=piece.path, position=piece.position)
 
 
 def piece_chunks(fs: FileSystem, piece: Piece, limits: Limits) -> Iterator[Chunk]:

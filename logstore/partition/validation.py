@@ -125,8 +125,8 @@ def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: in
             except InvalidTimestamp as error:
                 too_old = now_ms - int(known.min()) > config.message_timestamp_before_max_ms
                 culprit = known.min() if too_old else known.max()
-                error.row = int(np.flatnonzero(columns.timestamps_ms == culprit)[0])
-                error.what = f"row {error.row}: {error.what}"
+                row = int(np.flatnonzero(columns.timestamps_ms == culprit)[0])
+                error.reworded(f"row {row}: {error.what}", row=row)
                 raise
     largest = _largest_row(columns, config.max_message_bytes) if codec_id == 0 else None
     if largest is not None:

@@ -133,7 +133,8 @@ class Decoder:
                 opened = self._open_one(view[position : position + size], row, alone=self._used == 0)
             except DuramenError as error:
                 offset = int(row[BASE_OFFSET if row[MAGIC] == 2 else LAST_OFFSET])
-                _locate(error, file, base_position + position, offset)
+                offset = offset if error.offset is None else error.offset
+                error.at(file=error.file or file, position=base_position + position, offset=offset)
                 raise
             if opened is None:
                 return i
@@ -366,10 +367,3 @@ def upconvert(legacy: LegacyBatch, *, codec_id: int = 0) -> bytes:
     append_time = legacy.timestamp_type is TimestampType.LOG_APPEND_TIME
     options = BatchOptions(codec_id=codec_id, base_offset=legacy.first_offset, log_append_time=append_time)
     return encode_batch(columns, options)
-
-
-def _locate(error: DuramenError, file: str | None, position: int, offset: int) -> None:
-    """Tell the error the place it happened, where it did not know."""
-    error.file = error.file or file
-    error.position = position
-    error.offset = offset if error.offset is None else error.offset

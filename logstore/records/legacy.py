@@ -207,8 +207,7 @@ def _unwrap(
             raise CorruptBatch("compressed message without a value")
         payload = codec.decompress(value, limit=limits.decompressed_bytes, magic=wrapper.magic)
     except (CorruptBatch, DecompressionLimit, UnsupportedFormat) as error:
-        error.position = value_at + (error.position or 0)
-        error.offset = wrapper.offset
+        error.at(position=value_at + (error.position or 0), offset=wrapper.offset)
         raise
     try:
         return _inner_records(
@@ -218,7 +217,7 @@ def _unwrap(
             verify_inner_crc=verify_inner_crc,
         )
     except DecompressionLimit as error:
-        error.position, error.offset = value_at, wrapper.offset
+        error.at(position=value_at, offset=wrapper.offset)
         raise
     except (CorruptBatch, UnsupportedFormat) as error:
         inner = "" if error.position is None else f" (byte {error.position} of the decompressed messages)"

@@ -19,7 +19,12 @@ class TimestampType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. `offset` is absolute; -1 while it has not been appended yet."""
+    """One record: a key and its value, None for a tombstone.
+
+    `offset` is absolute; -1 while it has not been appended yet.
+
+        Record(b"42", b"ordered", headers=(("source", b"shop"),))
+    """
 
     key: bytes | None
     value: bytes | None

@@ -155,15 +155,14 @@ def _check_exact(topic: Topic, exact_from: Mapping[int, int | None]) -> None:
     thinned = {number: offset for number, offset in exact_from.items() if offset is not None}
     if not thinned:
         return
-    error = HistoryCompacted(
+    raise HistoryCompacted(
         f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be had as of that moment: "
         f"compaction or retention removed records; exact from "
         f"{', '.join(f'offset {offset} of partition {number}' for number, offset in thinned.items())} on",
         partition=topic.partition(min(thinned)),
         hint="Ask for a later moment, or pass allow_thinned=True to get what is left",
+        earliest={f"{topic.name}-{number}": offset for number, offset in thinned.items()},
     )
-    error.earliest = {f"{topic.name}-{number}": offset for number, offset in thinned.items()}
-    raise error
 
 
 def _checked(topic: Topic, given: Mapping[int, int], latest: tuple[int, ...], name: str) -> list[int]:

@@ -227,8 +227,8 @@ class OpenStore:
             return self.registry.read(name)
         except UnknownTopic as error:
             if self.fs.exists(self.layout.partition(TopicPartition(name, 0))):
-                error.what += ", but a directory in `logs/` is"
-                error.hint = "`duramen recover --dry-run` says whether the topic can be brought back."
+                error.reworded(f"{error.what}, but a directory in `logs/` is")
+                error.with_hint("`duramen recover --dry-run` says whether the topic can be brought back.")
             raise
 
     def ends(self, topic: Topic) -> TopicEnds:

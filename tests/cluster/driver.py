@@ -61,7 +61,7 @@ def write_stream(task: dict[str, Any], rows: DataFrame, *, runs: int = 1) -> Non
     """Runs the query to its end, `runs` times; each takes what is new."""
     for _ in range(runs):
         query = (
-            rows.writeStream.foreachBatch(LogSink(f"{task['folder']}/store", "orders", "app"))
+            rows.writeStream.foreachBatch(LogSink(f"{task['folder']}/store", "orders", app_id="app"))
             .option("checkpointLocation", f"{task['folder']}/checkpoint")
             .trigger(availableNow=True)
             .start()
@@ -186,7 +186,7 @@ def write_read_restore(spark: SparkSession, task: dict[str, Any], files: int, ro
     latest = {key: (key, value, partition) for key, value, partition in truth}  # files and rows are in order
     kept = spark.createDataFrame([row for row in latest.values() if row[1] is not None], schema)
     state = restore_state(spark, store=f"{task['folder']}/store", topic="orders")
-    assert_df_equality(state.selectExpr(*text), kept, ignore_row_order=True, ignore_nullable=True)
+    assert_df_equality(state.df.selectExpr(*text), kept, ignore_row_order=True, ignore_nullable=True)
 
     writer = found.select("key", "value", "timestamp").write.format("duramen").option("topic", "copy")
     writer.option("store", f"{task['folder']}/store").mode("append").save()

@@ -113,3 +113,4 @@ def test_many_partitions_and_an_application_run_twice(cluster: Cluster, tmp_path
             assert len(keys) == 50
     again = submit(cluster, tmp_path, "--airflow-run-id", "manual__2026", "--force")
     assert {run["reason"] for run in again["runs"]} == {"done already under this Airflow run id"}
+    assert {run["skip"] for run in again["runs"]} == {"done_before"}

@@ -81,7 +81,7 @@ def test_a_stream_is_written_once_also_when_its_checkpoint_forgot_a_batch(
 ) -> None:
     rows = add_file(source, 0) + add_file(source, 1)
     stream = file_stream(connect, source)
-    sink = LogSink(store.path, "orders", "app")
+    sink = LogSink(store.path, "orders", app_id="app")
     first = start(stream.writeStream.trigger(availableNow=True), sink, tmp_path / "checkpoint", queries)
     assert first.awaitTermination(WAIT_S)
     assert_rows(connect, read_back(connect, store), rows)
@@ -105,7 +105,7 @@ def test_queries_of_one_session_know_themselves(
     rows = add_file(source, 0)
     stream = file_stream(connect, source)
     for topic in ("orders", "others"):
-        start(stream.writeStream, LogSink(store.path, topic, f"to-{topic}"), tmp_path / f"at-{topic}", queries)
+        start(stream.writeStream, LogSink(store.path, topic, app_id=f"to-{topic}"), tmp_path / f"at-{topic}", queries)
     for query in queries:
         query.processAllAvailable()
     rows += add_file(source, 1)
@@ -123,7 +123,7 @@ def test_a_second_query_under_an_app_id_is_stopped_with_the_name_of_the_first(
 ) -> None:
     rows = add_file(source, 0)
     stream = file_stream(connect, source)
-    sink = LogSink(store.path, "orders", "app")  # one object for both: each query gets its own copy
+    sink = LogSink(store.path, "orders", app_id="app")  # one object for both: each query gets its own copy
     first = start(stream.writeStream, sink, tmp_path / "first", queries)
     first.processAllAvailable()
     second = start(stream.writeStream, sink, tmp_path / "second", queries)
@@ -142,11 +142,11 @@ def test_a_sink_that_cannot_know_its_query_says_so(
     path = store.path
 
     def made_inside(batch: Any, batch_id: int) -> None:
-        LogSink(path, "orders", "inside")(batch, batch_id)
+        LogSink(path, "orders", app_id="inside")(batch, batch_id)
 
     rows = add_file(source, 0)
     stream = file_stream(connect, source)
-    other = start(stream.writeStream, LogSink(path, "orders", "app"), tmp_path / "first", queries)
+    other = start(stream.writeStream, LogSink(path, "orders", app_id="app"), tmp_path / "first", queries)
     other.processAllAvailable()
     query = start(stream.writeStream, made_inside, tmp_path / "second", queries)
     with pytest.raises(Exception, match="2 queries are active in this Spark Connect session"):
@@ -161,7 +161,7 @@ def test_a_batch_that_executors_append_arrives_whole(
     stream = connect.readStream.format("rate-micro-batch").option("rowsPerBatch", count).load()
     key = F.col("value").cast("string")
     stream = stream.select(key.alias("key"), F.rpad(key, 1000, "0123456789").alias("value"))
-    sink = LogSink(store.path, "orders", "app")
+    sink = LogSink(store.path, "orders", app_id="app")
     query = start(stream.writeStream.trigger(availableNow=True), sink, tmp_path / "checkpoint", queries)
     assert query.awaitTermination(WAIT_S)
     assert query.exception() is None
@@ -195,5 +195,5 @@ def test_a_topic_is_read_and_restored(connect: Any, store: LogStore, tmp_path: P
 
     state = restore_state(connect, store=store.path, topic="orders")
     latest = {row[0]: row for row in rows}
-    assert_rows(connect, state, [row for row in latest.values() if row[1] is not None])
+    assert_rows(connect, state.df, [row for row in latest.values() if row[1] is not None])
     assert sum(state.end_offsets.values()) == 300

@@ -14,6 +14,7 @@ import pytest
 from compaction_job import compact, plan
 from logstore.clock import ManualClock
 from logstore.commit.committer import Committer
+from logstore.compaction.receipts import Skip
 from logstore.errors import NotCompacted, UnknownTopic
 from logstore.ledger import Ledger
 from logstore.store import LogStore
@@ -121,6 +122,7 @@ def test_a_dry_run_and_a_plan_change_nothing(store: LogStore, tmp_path: Path) ->
     before = _everything(tmp_path)
     report = compact(store, dry_run=True)
     assert [run.reason for run in report.runs] == ["dry run; " + report.plans[0].why]
+    assert [run.skip for run in report.runs] == [Skip.DRY_RUN]
     ((found, guess),) = plan(store)
     assert found.is_due
     assert guess is not None
@@ -279,7 +281,18 @@ def test_the_same_airflow_run_changes_no_file(store: LogStore, tmp_path: Path) -
     before = _everything(tmp_path)
     report = compact(store, airflow_run_id="manual__1", force=True)
     assert {run.reason for run in report.runs} == {"done already under this Airflow run id"}
+    assert {run["skip"] for run in report.as_dict()["runs"]} == {"done_before"}
     assert _everything(tmp_path) == before
+
+
+def test_a_run_says_in_a_field_why_it_left_a_partition_out(store: LogStore) -> None:
+    topic(store, partitions=2)
+    fill(store, random.Random(12))
+    assert {run.skip for run in compact(store, stopping=lambda: True).runs} == {Skip.STOPPING}
+    with store.locks.maintenance(store.topic("t").id, 0, what="test"):
+        skips = {run.plan.partition: run.skip for run in compact(store).runs}
+    assert skips == {0: Skip.TAKEN, 1: None}
+    assert {run.plan.partition: run.skip for run in compact(store).runs} == {0: None, 1: Skip.NOT_DUE}
 
 
 def test_runs_that_were_killed_are_closed_and_swept(store: LogStore) -> None:

@@ -69,10 +69,11 @@ class Topic:
         self.batches = 0
 
     def write(self, rows: Any, **options: Any) -> None:
+        from streaming.options import SinkOptions
         from streaming.sink import LogSink
 
         first = self.end
-        LogSink(self.store.path, "orders", "app", **options).write(rows, self.batches)
+        LogSink(self.store.path, "orders", app_id="app", options=SinkOptions(**options)).write(rows, self.batches)
         self.batches += 1
         # The plan's clock is the ledger's, to a few milliseconds; no rule of these tests is that fine.
         self.clocks.append((first, Committer(self.store).ledger.commits()[-1].committed_ms))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pty
 import re
@@ -384,6 +385,10 @@ def test_quarantine_runs_and_what_cannot_be_read_are_places_too(accounts: Path, 
     run.mkdir()
     (run / "owner").write_text("")
     (run / f"{holder.name}.cleaned").write_bytes(holder.read_bytes())
+    assert kinds()["run"] == "left by a killed compaction: with the next one"
+    (run / "owner").write_text(json.dumps({"partition": "others-0", "what": f"compact {holder.parent.name}"}))
+    assert "run" not in kinds()
+    (run / "owner").write_text(json.dumps({"partition": holder.parent.name, "what": "in other words"}))
     assert kinds()["run"] == "left by a killed compaction: with the next one"
     (quarantine / f"{holder.name}.from-100").write_bytes(b"garbage" * 20)
     done = duramen("prove-erased", "accounts", "no such key", output="json")

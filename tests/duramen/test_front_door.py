@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,15 +17,46 @@ import duramen
 from duramen import LogStore, Record, compact, errors, explain, plan
 
 ROOT = Path(__file__).resolve().parents[2]
+OF_SPARK = ("LogSink", "RestoredState", "SinkOptions", "restore_into_delta", "restore_state")
+#: what nobody makes by hand
+PRODUCED_BY = {"RestoredState": "restore_state"}
 INNER = re.compile(r"^\s*(?:from|import)\s+(?:logstore|streaming|compaction_job)\b", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", duramen.__all__)
 def test_every_name_is_there(name: str) -> None:
-    if name in ("LogSink", "restore_into_delta", "restore_state"):
+    if name in OF_SPARK:
         pytest.importorskip("pyspark")
     assert getattr(duramen, name) is not None
     assert name in dir(duramen)
+
+
+def code_in(doc: str) -> list[ast.Module]:
+    """The paragraphs that are Python; prose never is, by accident."""
+    found = []
+    for paragraph in doc.split("\n\n"):
+        with contextlib.suppress(SyntaxError):
+            found.append(ast.parse(textwrap.dedent(paragraph)))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in duramen.__all__ if name != "__version__"])
+def test_every_name_has_a_docstring_with_an_example_that_uses_it(name: str) -> None:
+    if name in OF_SPARK:
+        pytest.importorskip("pyspark")
+    doc = inspect.getdoc(getattr(duramen, name))
+    assert doc
+    assert len(doc.splitlines()[0]) > 10
+    used = {node.id for code in code_in(doc) for node in ast.walk(code) if isinstance(node, ast.Name)}
+    assert name in used or PRODUCED_BY.get(name) in used, f"{name}: no example\n{doc}"
+
+
+def test_a_sink_takes_few_arguments_and_all_but_the_first_two_by_keyword() -> None:
+    pytest.importorskip("pyspark")
+    given = inspect.signature(duramen.LogSink).parameters.values()
+    assert len(given) <= 8
+    by_position = [each.name for each in given if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert by_position == ["store", "topic"]
 
 
 def test_a_name_that_is_not_there() -> None:

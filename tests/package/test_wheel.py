@@ -203,7 +203,7 @@ query = (
 query.awaitTermination()
 read = spark.read.format("duramen").option("store", store).option("subscribe", "batch,stream").load()
 counts = {row["topic"]: row["count"] for row in read.groupBy("topic").count().collect()}
-print("ANSWER " + json.dumps({"counts": counts, "state": restore_state(spark, store=store, topic="stream").count()}))
+print("ANSWER " + json.dumps({"counts": counts, "state": restore_state(spark, store=store, topic="stream").df.count()}))
 """
 
 

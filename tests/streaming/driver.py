@@ -21,6 +21,7 @@ from typing import Any
 from logstore.commit import apply, committer
 from logstore.commit.committer import Committer
 from logstore.directory.locks import StoreLocks
+from streaming.options import SinkOptions
 from streaming.sink import LogSink
 
 STEPS = ("staged", "leased", "planned", "committed", "appending", "appended", "published", "synced", "flushed", "any")
@@ -152,7 +153,7 @@ def main(told: dict[str, Any]) -> None:
     stream = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1).json(told["source"])
     if told.get("format") is None:
         writer = stream.writeStream.foreachBatch(
-            Sink(told["store"], "orders", "app", flush_ms=told.get("flush_ms", 1000))
+            Sink(told["store"], "orders", app_id="app", options=SinkOptions(flush_ms=told.get("flush_ms", 1000)))
         )
     else:
         writer = stream.writeStream.format(told["format"]).options(store=told["store"], topic="orders", app_id="app")

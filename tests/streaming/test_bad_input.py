@@ -34,6 +34,7 @@ from logstore.errors import (
 )
 from logstore.records.record import Record
 from logstore.store import LogStore
+from streaming.options import SinkOptions
 from streaming.restore import restore_state
 from streaming.sink import LogSink
 
@@ -90,7 +91,7 @@ def test_rows_that_cannot_be_records(
     spark: Spark, checked: LogStore, topic: str, columns: str, kind: type[DuramenError], said: list[str]
 ) -> None:
     with pytest.raises(kind) as caught:
-        LogSink(checked.path, topic, "app").write(rows(spark, columns), 0)
+        LogSink(checked.path, topic, app_id="app").write(rows(spark, columns), 0)
     for words in said:
         assert words in str(caught.value)
 
@@ -104,7 +105,7 @@ def test_times_are_checked_though_some_are_null(spark: Spark, checked: LogStore,
         column = f"cast({numbers} as bigint)" if kind == "bigint" else f"timestamp_millis({numbers})"
         df = spark.range(0, 100, 1, 1).selectExpr("'v' as value", f"{column} as timestamp")
         with pytest.raises(InvalidTimestamp):
-            LogSink(checked.path, "recent", "app").write(df, 0)
+            LogSink(checked.path, "recent", app_id="app").write(df, 0)
 
 
 def test_nulls_among_times_are_the_time_of_encoding(spark: Spark, store: LogStore, read_all: ReadAll) -> None:
@@ -114,7 +115,7 @@ def test_nulls_among_times_are_the_time_of_encoding(spark: Spark, store: LogStor
         "cast(id as string) as value",
         f"case when id % 3 = 0 then cast(null as bigint) else {before_ms - 5} end as timestamp",
     )
-    LogSink(store.path, "recent", "app").write(df, 0)
+    LogSink(store.path, "recent", app_id="app").write(df, 0)
     for record in read_all(store, "recent")[0]:
         if int(record.value or b"") % 3:
             assert record.timestamp_ms == before_ms - 5
@@ -123,21 +124,21 @@ def test_nulls_among_times_are_the_time_of_encoding(spark: Spark, store: LogStor
 
 
 def test_a_topic_is_created_where_that_was_asked_for(spark: Spark, store: LogStore, read_all: ReadAll) -> None:
-    LogSink(store.path, "fresh", "app", create_topics={"partitions": 2}).write(rows(spark, "'v' as value"), 0)
+    LogSink(store.path, "fresh", app_id="app", create_topics={"partitions": 2}).write(rows(spark, "'v' as value"), 0)
     assert store.topic("fresh").partitions == 2
     assert sum(map(len, read_all(store, "fresh").values())) == 1
 
 
 def test_an_app_whose_batches_went_back_is_told_the_way_out(spark: Spark, store: LogStore, read_all: ReadAll) -> None:
     df = rows(spark, "'k' as key, 'v' as value")
-    LogSink(store.path, "orders", "app", query_id="first").write(df, 5)
+    LogSink(store.path, "orders", app_id="app", options=SinkOptions(query_id="first")).write(df, 5)
     for query_id, batch_id, said in (("first", 3, "is at batch 5; batch 3 is older"), ("second", 0, "query second")):
         with pytest.raises(ReplayMismatch) as caught:
-            LogSink(store.path, "orders", "app", query_id=query_id).write(df, batch_id)
+            LogSink(store.path, "orders", app_id="app", options=SinkOptions(query_id=query_id)).write(df, batch_id)
         for words in (said, "adopt='first:5'", "new app_id"):
             assert words in str(caught.value)
     assert len(Committer(store).ledger.commits()) == 1
-    adopting = LogSink(store.path, "orders", "app", query_id="second", adopt="first:5")
+    adopting = LogSink(store.path, "orders", app_id="app", options=SinkOptions(query_id="second"), adopt="first:5")
     assert adopting.write(df, 0).records == 1
     assert adopting.write(df, 0).replayed  # once is enough: from here on it is the app's query
     assert sum(map(len, read_all(store, "orders").values())) == 2
@@ -149,7 +150,7 @@ def test_an_executor_that_sees_another_folder_is_told_of(
     """The driver's token is one that no file of the executors has: as if the path led them to another file system."""
     monkeypatch.setattr("streaming.sink.store_token", lambda store: "of another file system")
     with pytest.raises(UnsuitableFileSystem) as caught:
-        LogSink(checked.path, "orders", "app").write(rows(spark, "'v' as value"), 0)
+        LogSink(checked.path, "orders", app_id="app").write(rows(spark, "'v' as value"), 0)
     for words in ("does not see the driver's store", checked.path, "all executors share"):
         assert words in str(caught.value)
 
@@ -162,7 +163,7 @@ def test_a_folder_that_is_no_store_and_a_newer_one(spark: Spark, store: LogStore
         (store.path, StoreVersionError, "format version 99.*Install the release"),
     ):
         with pytest.raises(kind, match=said):
-            LogSink(path, "orders", "app").write(df, 0)
+            LogSink(path, "orders", app_id="app").write(df, 0)
         with pytest.raises(kind, match=said):
             restore_state(spark, store=path, topic="orders")
         for act in (
@@ -211,7 +212,7 @@ def test_a_disk_that_is_full_while_rows_are_staged(
 
     monkeypatch.setattr("streaming.sink.encode_rows", without_room)
     with pytest.raises(DiskFull, match=r"Nothing was committed; make room"):
-        LogSink(checked.path, "orders", "app").write(rows(spark, "'v' as value"), 0)
+        LogSink(checked.path, "orders", app_id="app").write(rows(spark, "'v' as value"), 0)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_a_disk_that_is_full_before_the_commit(
 
     monkeypatch.setattr(where, full)
     with pytest.raises(DiskFull, match=r"disk is full.*Nothing was committed; make room and run the batch again"):
-        LogSink(checked.path, "orders", "app").write(rows(spark, "'v' as value"), 0)
+        LogSink(checked.path, "orders", app_id="app").write(rows(spark, "'v' as value"), 0)
 
 
 def test_too_little_room_is_noticed_before_the_commit(
@@ -241,7 +242,7 @@ def test_too_little_room_is_noticed_before_the_commit(
 
     monkeypatch.setattr(os, "statvfs", nearly_full)
     with pytest.raises(DiskFull, match=r"needs about \d+ bytes, 0 are free.*Nothing was committed"):
-        LogSink(checked.path, "orders", "app").write(rows(spark, "'v' as value"), 0)
+        LogSink(checked.path, "orders", app_id="app").write(rows(spark, "'v' as value"), 0)
 
 
 def test_a_disk_that_is_full_after_the_commit_is_made_good_by_the_next_holder(
@@ -250,13 +251,13 @@ def test_a_disk_that_is_full_after_the_commit_is_made_good_by_the_next_holder(
     def full(*_: object) -> None:
         raise NO_SPACE
 
-    sink = LogSink(store.path, "orders", "app")
+    sink = LogSink(store.path, "orders", app_id="app")
     with monkeypatch.context() as patch:
         patch.setattr("logstore.commit.apply._append", full)
         with pytest.raises(AppendUnfinished, match=r"the batch is committed .*No space left.*Nothing is lost"):
             sink.write(rows(spark, "'first' as value"), 0)
         assert read_all(store, "orders") == {0: [], 1: [], 2: []}
-    LogSink(store.path, "orders", "another").write(rows(spark, "'second' as value"), 0)
+    LogSink(store.path, "orders", app_id="another").write(rows(spark, "'second' as value"), 0)
     assert sink.write(rows(spark, "'first' as value"), 0).replayed
     found = [record.value for records in read_all(store, "orders").values() for record in records]
     assert sorted(found) == [b"first", b"second"]  # type: ignore[type-var]
@@ -287,7 +288,7 @@ def test_a_disk_that_is_full_after_the_commit_is_made_good_by_the_next_holder(
     ],
 )
 def test_reads_that_cannot_be(spark: Spark, store: LogStore, options: dict[str, str], said: str) -> None:
-    LogSink(store.path, "orders", "app").write(rows(spark, "'v' as value, 0 as partition"), 0)
+    LogSink(store.path, "orders", app_id="app").write(rows(spark, "'v' as value, 0 as partition"), 0)
     with pytest.raises(Exception, match=said):
         spark.read.format("duramen").options(store=store.path, **options).load().collect()
 
@@ -313,7 +314,7 @@ def test_reads_that_cannot_be(spark: Spark, store: LogStore, options: dict[str, 
 def test_restores_that_cannot_be(
     spark: Spark, store: LogStore, given: dict[str, Any], kind: type[DuramenError], said: str
 ) -> None:
-    LogSink(store.path, "orders", "app").write(rows(spark, "'k' as key, 'v' as value, 0 as partition"), 0)
+    LogSink(store.path, "orders", app_id="app").write(rows(spark, "'k' as key, 'v' as value, 0 as partition"), 0)
     with pytest.raises(kind, match=said):
         restore_state(spark, **{"store": store.path, "topic": "orders", **given})
 

@@ -77,7 +77,7 @@ def dead(read_all: ReadAll, store: LogStore) -> dict[str, tuple[Record, dict[str
 
 def test_bad_rows_become_dead_letters_in_the_same_commit(spark: Spark, strict: LogStore, read_all: ReadAll) -> None:
     now_ms = strict.clock.now_ms()
-    sink = LogSink(strict.path, "strict", "app", dead_letter_topic="dead")
+    sink = LogSink(strict.path, "strict", app_id="app", dead_letter_topic="dead")
     done = sink.write(bad_rows(spark, now_ms), 7)
     assert (done.records, done.dead_letters) == (15, 7)
     written = [record for records in read_all(strict, "strict").values() for record in records]
@@ -116,7 +116,7 @@ def test_without_a_dead_letter_topic_nothing_is_committed(spark: Spark, strict: 
     for key in ("large", "old", "early", "negative", "elsewhere", "nowhere"):
         rows = bad_rows(spark, now_ms).where(f"key = '{key}' or key like 'k%'")
         with pytest.raises(DuramenError):
-            LogSink(strict.path, "strict", "app").write(rows, 0)
+            LogSink(strict.path, "strict", app_id="app").write(rows, 0)
     assert Committer(strict).ledger.commits() == []
     assert not any(name.endswith("-plan") for name in os.listdir(strict.layout.staging))
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_left_out_and_said(spark: Spark, strict: LogStore, 
     rows = spark.sql(
         f"select * from values ('a', repeat('x', {LIMIT}), 'h'), ('b', 'v', repeat('y', {LIMIT})) as t(key, value, h)"
     ).selectExpr("key", "value", "array(named_struct('key', 'h', 'value', cast(h as binary))) as headers")
-    done = LogSink(strict.path, "strict", "app", dead_letter_topic="dead").write(rows, 0)
+    done = LogSink(strict.path, "strict", app_id="app", dead_letter_topic="dead").write(rows, 0)
     assert (done.records, done.dead_letters) == (2, 2)
     found = dead(read_all, strict)
     assert found["a"][0].value is None
@@ -139,7 +139,7 @@ def test_a_batch_of_nothing_but_dead_letters_and_a_batch_write(
     spark: Spark, strict: LogStore, read_all: ReadAll
 ) -> None:
     rows = spark.sql("select cast(null as string) as key, cast(id as string) as value from range(3)")
-    done = LogSink(strict.path, "strict", "app", dead_letter_topic="dead").write(rows, 0)
+    done = LogSink(strict.path, "strict", app_id="app", dead_letter_topic="dead").write(rows, 0)
     assert (list(done.topics), done.dead_letters) == (["dead"], 3)
     writer = rows.write.format("duramen").mode("append").option("store", strict.path).option("topic", "strict")
     for _ in range(2):
@@ -152,11 +152,11 @@ def test_a_batch_of_nothing_but_dead_letters_and_a_batch_write(
 def test_a_dead_letter_topic_must_take_everything(spark: Spark, strict: LogStore) -> None:
     rows = spark.sql("select 'k' as key, 'v' as value")
     for name, expected in (("strict", "its own dead letters"), ("orders", None), ("missing", "no topic")):
-        sink = LogSink(strict.path, "strict" if name == "strict" else "orders", "app", dead_letter_topic=name)
+        sink = LogSink(strict.path, "strict" if name == "strict" else "orders", app_id="app", dead_letter_topic=name)
         with pytest.raises((InvalidConfig, UnknownTopic), match=expected):
             sink.write(rows, 0)
     with pytest.raises(InvalidConfig, match=r"compacted.*cleanup.policy=delete"):
-        LogSink(strict.path, "orders", "app", dead_letter_topic="strict").write(rows, 0)
+        LogSink(strict.path, "orders", app_id="app", dead_letter_topic="strict").write(rows, 0)
     assert Committer(strict).ledger.commits() == []
 
 
@@ -164,7 +164,7 @@ def test_topics_are_created_where_that_was_asked_for_and_their_names_can_be(
     spark: Spark, strict: LogStore, read_all: ReadAll
 ) -> None:
     rows = spark.sql("select * from values ('a', 'v', 'fresh'), ('b', 'v', 'not/legal') as t(key, value, topic)")
-    sink = LogSink(strict.path, None, "app", dead_letter_topic="dead", create_topics={"partitions": 1})
+    sink = LogSink(strict.path, None, app_id="app", dead_letter_topic="dead", create_topics={"partitions": 1})
     assert sink.write(rows, 0).dead_letters == 1
     assert [record.key for record in read_all(strict, "fresh")[0]] == [b"a"]
     assert dead(read_all, strict)["b"][1]["topic"] == "not/legal"

@@ -21,7 +21,7 @@ RUNS = 20 if os.environ.get("DURAMEN_SOAK") == "1" else 3
 _SCRIPT = """
 import sys
 from pyspark.sql import SparkSession
-from streaming import LogSink
+from streaming import LogSink, SinkOptions
 
 spark = (
     SparkSession.builder.master("local[2]")
@@ -33,7 +33,7 @@ spark = (
     .getOrCreate()
 )
 spark.sparkContext.setLogLevel("OFF")
-sink = LogSink(sys.argv[1], "orders", sys.argv[2], flush_ms=int(sys.argv[3]))
+sink = LogSink(sys.argv[1], "orders", app_id=sys.argv[2], options=SinkOptions(flush_ms=int(sys.argv[3])))
 sink(spark.range(1000).selectExpr("concat('k', id) as key", "concat('v', id) as value"), 0)
 """
 _CRASHES = ("Fatal", "Traceback", "Segmentation", "SIGSEGV", "SIGABRT", "panicked", "core dumped", "terminate called")

@@ -29,7 +29,7 @@ def test_a_query_tells_how_its_batches_went(spark: Spark, store: LogStore, tmp_p
         path = source / f"part-{number}.json"
         path.write_text("\n".join(lines))
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
-    sink = LogSink(store.path, "orders", "app", dead_letter_topic="dead")
+    sink = LogSink(store.path, "orders", app_id="app", dead_letter_topic="dead")
     stream = spark.readStream.schema("key string, value string, partition int").option("maxFilesPerTrigger", 1)
     query = (
         sink.observed(stream.json(str(source)))
@@ -63,7 +63,7 @@ def test_a_query_tells_how_its_batches_went(spark: Spark, store: LogStore, tmp_p
     for row in rows:
         before = {"previous_commit", "previous_append"}
         assert set(row.timings_ms) == {"encode", "plan"} | (before if row.batch_id else set())
-    elsewhere = LogSink(store.path, "orders", "app").progress()
+    elsewhere = LogSink(store.path, "orders", app_id="app").progress()
     assert [each.append_ms for each in elsewhere[:-1]] == [each.append_ms for each in found[:-1]]
     assert elsewhere[-1].append_ms is None
     assert elsewhere[-1].query is None
@@ -72,7 +72,7 @@ def test_a_query_tells_how_its_batches_went(spark: Spark, store: LogStore, tmp_p
 def test_times_are_told_of_the_batch_they_belong_to(spark: Spark, store: LogStore) -> None:
     """An empty batch counts, too, and appends nothing; after a replay nothing is known of the batch before."""
     rows = spark.sql("select 'k' as key, 'v' as value")
-    sink = LogSink(store.path, "orders", "app")
+    sink = LogSink(store.path, "orders", app_id="app")
     first = sink.write(rows, 0)
     sink.write(rows.where("false"), 1)
     sink.write(rows, 2)
@@ -142,7 +142,7 @@ def test_output_modes_become_the_changelog_the_documentation_says(
     )
     query = (
         counts.writeStream.outputMode(mode)
-        .foreachBatch(LogSink(store.path, "orders", "app"))
+        .foreachBatch(LogSink(store.path, "orders", app_id="app"))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
@@ -150,5 +150,5 @@ def test_output_modes_become_the_changelog_the_documentation_says(
     assert query.awaitTermination(100)
     rows = Committer(store).ledger.commits()
     assert [row.records for row in rows] == ([2, 2] if mode == "update" else [2, 3])
-    state = restore_state(spark, store=store.path, topic="orders").collect()
+    state = restore_state(spark, store=store.path, topic="orders").df.collect()
     assert {bytes(row.key): bytes(row.value) for row in state} == {b"a": b"1", b"b": b"2", b"c": b"1"}

@@ -23,9 +23,9 @@ for name, value in SETTINGS.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
-sink = LogSink(store, "orders", "app", create_topics={"partitions": 1})
+sink = LogSink(store, "orders", app_id="app", create_topics={"partitions": 1})
 rows = spark.sql("select 'k' as key, 'v' as value")
-print(sink.write(rows, 0).records, restore_state(spark, store=store, topic="orders").count())
+print(sink.write(rows, 0).records, restore_state(spark, store=store, topic="orders").df.count())
 os.environ["PYSPARK_PYTHON"] = spark.sparkContext.pythonExec = bare  # as on a cluster whose Python lacks us
 try:
     sink.write(rows, 1)

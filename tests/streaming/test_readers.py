@@ -95,7 +95,7 @@ def read_state(spark: Spark, watched: Watched) -> int:
     state = restore_state(spark, store=watched.store.path, topic=writer.TOPIC)
     end = state.end_offsets[0]
     assert before <= end <= watched.end
-    table = state.toArrow()
+    table = state.df.toArrow()
     if watched.start > end - writer.MEMORY:
         return 0  # so slow that retention has overtaken it
     check_records(table)

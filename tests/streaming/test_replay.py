@@ -131,7 +131,7 @@ def test_a_batch_run_again_is_recognised(
     """Also with another number of partitions each time, so that tasks and files are others than the first time."""
     rng = random.Random(seed)
     rows, checkpoint = Rows(tmp_path / "in", "a", rng), tmp_path / "checkpoint"
-    log_sink = LogSink(store.path, "orders", "app")
+    log_sink = LogSink(store.path, "orders", app_id="app")
     spark.conf.set("spark.sql.adaptive.enabled", adaptive)
     try:
         rows.add()
@@ -154,7 +154,7 @@ def test_a_shuffled_batch_run_again_with_other_shuffle_partitions_is_recognised(
     """After a shuffle rows have no order between keys, but each key keeps its own."""
     rng = random.Random(seed)
     rows, checkpoint = Rows(tmp_path / "in", "a", rng), tmp_path / "checkpoint"
-    log_sink = LogSink(store.path, "orders", "app")
+    log_sink = LogSink(store.path, "orders", app_id="app")
     plans: list[str] = []
 
     def write(df: Any, batch_id: int) -> None:
@@ -184,10 +184,10 @@ def test_two_queries_take_turns_on_one_topic(
         for rows in both:
             checkpoint = tmp_path / f"checkpoint-{rows.name}"
             rows.add()
-            run(spark, rows, checkpoint, LogSink(store.path, "orders", f"app-{rows.name}"))
+            run(spark, rows, checkpoint, LogSink(store.path, "orders", app_id=f"app-{rows.name}"))
             forget_last_commit(checkpoint)
     for rows in both:
-        run(spark, rows, tmp_path / f"checkpoint-{rows.name}", LogSink(store.path, "orders", f"app-{rows.name}"))
+        run(spark, rows, tmp_path / f"checkpoint-{rows.name}", LogSink(store.path, "orders", app_id=f"app-{rows.name}"))
     check(store, read_all, *both)
 
 
@@ -201,14 +201,19 @@ def test_two_queries_at_once_on_one_topic(
             rows.add()
             rows.add()
         queries = [
-            start(spark, rows, tmp_path / f"checkpoint-{rows.name}", LogSink(store.path, "orders", f"app-{rows.name}"))
+            start(
+                spark,
+                rows,
+                tmp_path / f"checkpoint-{rows.name}",
+                LogSink(store.path, "orders", app_id=f"app-{rows.name}"),
+            )
             for rows in both
         ]
         assert all(query.awaitTermination(110) for query in queries)
         forget_last_commit(tmp_path / f"checkpoint-{rng.choice('ab')}")
     for rows in both:
         rows.add()
-        run(spark, rows, tmp_path / f"checkpoint-{rows.name}", LogSink(store.path, "orders", f"app-{rows.name}"))
+        run(spark, rows, tmp_path / f"checkpoint-{rows.name}", LogSink(store.path, "orders", app_id=f"app-{rows.name}"))
     check(store, read_all, *both)
 
 
@@ -227,7 +232,9 @@ def test_two_queries_under_one_app_id_one_stops_and_names_the_other(
         for rows in pair:
             rows.add()
             rows.add()
-            queries.append(start(spark, rows, tmp_path / f"c-{rows.name}", LogSink(store.path, "orders", app_id)))
+            queries.append(
+                start(spark, rows, tmp_path / f"c-{rows.name}", LogSink(store.path, "orders", app_id=app_id))
+            )
             time.sleep(rng.choice((0, rng.uniform(0, 0.4))))
         errors: dict[int, str] = {}
         for number, query in enumerate(queries):
@@ -242,12 +249,19 @@ def test_two_queries_under_one_app_id_one_stops_and_names_the_other(
         assert str(queries[loser].id) in errors[loser]
         assert f"adopt='{queries[winner].id}:" in errors[loser]
         check(store, read_all, *given, pair[winner])
-        again = start(spark, pair[loser], tmp_path / f"c-{pair[loser].name}", LogSink(store.path, "orders", app_id))
+        again = start(
+            spark, pair[loser], tmp_path / f"c-{pair[loser].name}", LogSink(store.path, "orders", app_id=app_id)
+        )
         with pytest.raises(StreamingQueryException, match=str(queries[winner].id)):
             again.awaitTermination(110)
         forget_last_commit(tmp_path / f"c-{pair[winner].name}")
-        run(spark, pair[winner], tmp_path / f"c-{pair[winner].name}", LogSink(store.path, "orders", app_id))
-        run(spark, pair[loser], tmp_path / f"c-{pair[loser].name}", LogSink(store.path, "orders", f"other {app_id}"))
+        run(spark, pair[winner], tmp_path / f"c-{pair[winner].name}", LogSink(store.path, "orders", app_id=app_id))
+        run(
+            spark,
+            pair[loser],
+            tmp_path / f"c-{pair[loser].name}",
+            LogSink(store.path, "orders", app_id=f"other {app_id}"),
+        )
         given += pair
         check(store, read_all, *given)
 
@@ -278,7 +292,7 @@ def test_a_topic_altered_between_encoding_and_commit_is_encoded_for_again(
         )
         before = store.ends(store.topic("orders")).high_watermarks
         rows.add()
-        run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
+        run(spark, rows, checkpoint, LogSink(store.path, "orders", app_id="app"))
         assert tries == 3
         check(store, read_all, rows)
         for number, records in read_all(store, "orders").items():
@@ -286,7 +300,7 @@ def test_a_topic_altered_between_encoding_and_commit_is_encoded_for_again(
             assert {partition_for_key(record.key or b"", partitions) for record in records[base:]} <= {number}
             assert {each.codec_id for each in batches_from(store, number, base)} <= {codec_by_name(codec).id}
         forget_last_commit(checkpoint)
-    run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
+    run(spark, rows, checkpoint, LogSink(store.path, "orders", app_id="app"))
     check(store, read_all, rows)
 
 
@@ -317,13 +331,13 @@ def test_a_topic_altered_at_any_moment_of_a_batch(
         for _ in range(ROUNDS):
             rows.add()
             rows.add()
-            run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
+            run(spark, rows, checkpoint, LogSink(store.path, "orders", app_id="app"))
             forget_last_commit(checkpoint)
     finally:
         over.set()
         thread.join()
     assert not failed
-    run(spark, rows, checkpoint, LogSink(store.path, "orders", "app"))
+    run(spark, rows, checkpoint, LogSink(store.path, "orders", app_id="app"))
     check(store, read_all, rows)
 
 
@@ -389,7 +403,7 @@ def test_a_driver_killed_at_each_step_loses_and_doubles_nothing(
         list(pool.map(Killed.run, streams))
     for stream in streams:
         stream.rows.add()
-        run(spark, stream.rows, stream.checkpoint, LogSink(stream.root, "orders", "app"))
+        run(spark, stream.rows, stream.checkpoint, LogSink(stream.root, "orders", app_id="app"))
         with LogStore(stream.root) as store:
             check(store, read_all, stream.rows)
             assert len(Committer(store).ledger.commits()) == stream.rows.files

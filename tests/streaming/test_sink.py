@@ -29,6 +29,7 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from streaming import restore_into_delta
 from streaming.flusher import flush_now
+from streaming.options import SinkOptions
 from streaming.sink import LogSink, store_token
 from streaming.tasks import check_sees_store
 
@@ -43,7 +44,7 @@ def everything(read_all: ReadAll, store: LogStore, topic: str = "orders") -> lis
 
 
 def sink(store: LogStore, topic: str | None = "orders", app_id: str = "app", **given: Any) -> LogSink:
-    return LogSink(store.path, topic, app_id, **given)
+    return LogSink(store.path, topic, app_id=app_id, **given)
 
 
 def json_files(folder: Path, files: int, rows: int) -> Path:
@@ -196,8 +197,8 @@ def test_create_topics_makes_the_store_too(spark: Spark, tmp_path: Path, read_al
     path = tmp_path / "not" / "yet"
     rows = spark.sql("select 'k' as key, 'v' as value")
     with pytest.raises(NotAStore):
-        LogSink(path, "orders", "app").write(rows, 0)
-    LogSink(path, "orders", "app", create_topics={"partitions": 1}).write(rows, 0)
+        LogSink(path, "orders", app_id="app").write(rows, 0)
+    LogSink(path, "orders", app_id="app", create_topics={"partitions": 1}).write(rows, 0)
     with LogStore(path) as made:
         assert len(everything(read_all, made)) == 1
 
@@ -249,7 +250,9 @@ def test_bad_rows_and_settings_are_refused_before_the_commit(spark: Spark, store
     with pytest.raises(InvalidRecord, match="neither the sink nor a column"):
         sink(store, None).write(spark.sql("select 'v' as value"), 0)
     with pytest.raises(InvalidConfig, match="app_id"):
-        LogSink(store.path, "orders")
+        LogSink(store.path, "orders", app_id="")
+    with pytest.raises(TypeError, match="app_id"):
+        LogSink(store.path, "orders")  # type: ignore[call-arg]
     assert Committer(store).ledger.commits() == []
     assert not any(name.endswith("-plan") for name in os.listdir(store.layout.staging))
 
@@ -267,7 +270,7 @@ def test_an_empty_batch_counts_and_writes_nothing(spark: Spark, store: LogStore)
 
 
 def test_a_sink_travels_without_its_last_receipt(store: LogStore) -> None:
-    given = sink(store, compression_type="zstd", create_topics={"partitions": 2}, adopt="query:3")
+    given = sink(store, options=SinkOptions(compression_type="zstd"), create_topics={"partitions": 2}, adopt="query:3")
     given.last = object()  # type: ignore[assignment]
     again = pickle.loads(pickle.dumps(given))
     assert again.last is None
@@ -297,7 +300,7 @@ def test_a_large_batch_is_appended_by_tasks(
 
 
 def test_staging_goes_when_the_flush_has_been(spark: Spark, store: LogStore) -> None:
-    sink(store, flush_ms=60_000).write(spark.sql("select 'k' as key, 'v' as value"), 0)
+    sink(store, options=SinkOptions(flush_ms=60_000)).write(spark.sql("select 'k' as key, 'v' as value"), 0)
     assert any(name.endswith("-plan") for name in os.listdir(store.layout.staging))
     flush_now()
     assert not any(name.endswith("-plan") for name in os.listdir(store.layout.staging))

@@ -53,7 +53,7 @@ def test_narrow_rows_travel_without_adding_up(
 ) -> None:
     before = limits(spark)
     rows = {f"k{n}".encode(): f"v{n}".encode() for n in range(100)} | {b"none": None, b"empty": b""}
-    sink = LogSink(store.path, "orders", "app")
+    sink = LogSink(store.path, "orders", app_id="app")
     sink(spark.createDataFrame(list(rows.items()), "key binary, value binary"), 0)
     assert by_key(read_all, store) == rows
     assert runs == [(NO_LIMIT, "8192")]
@@ -73,7 +73,7 @@ def test_wide_rows_arrive_whole(
     width = 64 << 20 >> 13 >> 1  # of Spark's 64 MiB, for one of two columns of one of 8192 rows
     text = {f"k{n}": "ä" * (width // 2 + n - 5) for n in range(10)} | {"k" * (width + 1): "v", "small": "v"}
     rows = {key.encode(): value.encode() for key, value in text.items()}
-    sink = LogSink(store.path, "orders", "app")
+    sink = LogSink(store.path, "orders", app_id="app")
     given = rows if kind == "binary" else text
     sink(spark.createDataFrame(list(given.items()), f"key {kind}, value {kind}"), 0)
     assert by_key(read_all, store) == rows
@@ -90,7 +90,7 @@ def test_limits_are_back_after_an_error(spark: Spark, store: LogStore, runs: lis
     before = limits(spark)
     store.create_topic("state", configs={"cleanup.policy": "compact"})
     with pytest.raises(NullKey):
-        LogSink(store.path, "state", "app")(spark.createDataFrame([(None, "v")], "key string, value string"), 0)
+        LogSink(store.path, "state", app_id="app")(spark.createDataFrame([(None, "v")], "key string, value string"), 0)
     assert runs == [(NO_LIMIT, "8192")]
     assert limits(spark) == before
 

@@ -48,7 +48,7 @@ def test_source_stream_and_restore_read_a_read_only_store(spark: SparkSession, t
         store.append("t", [Record(b"k%d" % (number % 3), b"v%d" % number) for number in range(9)])
     with read_only(path):
         assert spark.read.format("duramen").option("store", str(path)).option("subscribe", "t").load().count() == 9
-        state = restore_state(spark, store=str(path), topic="t").collect()
+        state = restore_state(spark, store=str(path), topic="t").df.collect()
         assert {bytes(row.key): bytes(row.value) for row in state} == {b"k0": b"v6", b"k1": b"v7", b"k2": b"v8"}
         source = spark.readStream.format("duramen").option("store", str(path)).option("subscribe", "t")
         query = (

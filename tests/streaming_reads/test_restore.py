@@ -60,9 +60,9 @@ def test_the_state_and_the_stream_that_follows_on(
 ) -> None:
     found = restore_state(spark, store=path, topic="accounts")
     assert found.plan.by_partition
-    assert "Exchange" not in found._jdf.queryExecution().executedPlan().toString()
+    assert "Exchange" not in found.df._jdf.queryExecution().executedPlan().toString()
     append("accounts", [Record(b"k0", b"3", BASE_MS), Record(b"new", b"1", BASE_MS), Record(b"k9", None, BASE_MS)])
-    assert_state(spark, found, NOW)  # of the moment it was planned
+    assert_state(spark, found.df, NOW)  # of the moment it was planned
 
     seen: list[tuple[str, str | None]] = []
 
@@ -86,19 +86,19 @@ def test_the_state_and_the_stream_that_follows_on(
 
 def test_as_of_offsets_and_times_and_what_was_thinned(spark: SparkSession, accounts: LogStore, path: str) -> None:
     first = restore_state(spark, store=path, topic="accounts", as_of_timestamp_ms=BASE_MS + 50)
-    assert_state(spark, first, {f"k{n}": "1" for n in range(10)})
+    assert_state(spark, first.df, {f"k{n}": "1" for n in range(10)})
     again = restore_state(spark, store=path, topic="accounts", as_of_offsets=first.end_offsets)
-    assert_state(spark, again, {f"k{n}": "1" for n in range(10)})
+    assert_state(spark, again.df, {f"k{n}": "1" for n in range(10)})
     now = restore_state(spark, store=path, topic="accounts")
     thinned = next(number for number, end in now.end_offsets.items() if end > first.end_offsets[number] > 0)
     change(accounts, "accounts", thinned, first_dirty_offset=now.end_offsets[thinned])
     with pytest.raises(HistoryCompacted, match=f"accounts-{thinned}"):
         restore_state(spark, store=path, topic="accounts", as_of_offsets=first.end_offsets)
     with pytest.raises(PySparkException, match="can no longer be had"):
-        first.collect()
+        first.df.collect()
     left = restore_state(spark, store=path, topic="accounts", as_of_offsets=first.end_offsets, allow_thinned=True)
-    assert left.count() == 10
-    assert_state(spark, now, NOW)
+    assert left.df.count() == 10
+    assert_state(spark, now.df, NOW)
 
 
 def test_keys_in_several_partitions_are_merged(spark: SparkSession, store: LogStore, path: str, append: Any) -> None:
@@ -109,7 +109,7 @@ def test_keys_in_several_partitions_are_merged(spark: SparkSession, store: LogSt
     )
     found = restore_state(spark, store=path, topic="mixed")
     assert "merged" in found.plan.explain()
-    assert_state(spark, found, {"a": "new", "c": "y"})
+    assert_state(spark, found.df, {"a": "new", "c": "y"})
 
 
 @pytest.mark.parametrize("placed", [False, True], ids=["by key", "keys in several partitions"])
@@ -131,8 +131,8 @@ def test_where_versions_decide_a_late_record_does_not_count(
         found = restore_state(spark, store=path, topic="versions")
         assert found.plan.by_partition != placed
         assert "the highest version in the header 'v'" in found.plan.explain()
-        assert found.columns == ["key", "value", "partition", "offset", "timestamp"]
-        assert_state(spark, found, expected)
+        assert found.df.columns == ["key", "value", "partition", "offset", "timestamp"]
+        assert_state(spark, found.df, expected)
         restore_into_delta(spark, store=path, topic="versions", path=table)
         assert_state(spark, spark.read.format("delta").load(table), expected)
 
@@ -147,13 +147,14 @@ def test_a_delta_table_follows_by_increments_and_is_written_anew_when_they_do_no
 ) -> None:
     table = str(tmp_path / "table")
 
-    def check(expected: dict[str, str], operation: str) -> dict[int, int]:
-        ends = restore_into_delta(spark, store=path, topic="accounts", path=table)
+    def check(expected: dict[str, str], operation: str) -> None:
+        restored = restore_into_delta(spark, store=path, topic="accounts", path=table)
+        assert_state(spark, restored.df, expected)
         assert_state(spark, spark.read.format("delta").load(table), expected)
+        assert restored.plan.is_increment == (operation == "MERGE")
         last = spark.sql(f"describe history delta.`{table}` limit 1").collect()[0]
         assert last.operation == operation
-        assert json.loads(last.userMetadata)["duramen"]["end_offsets"] == list(ends.values())
-        return ends
+        assert json.loads(last.userMetadata)["duramen"]["end_offsets"] == list(restored.end_offsets.values())
 
     check(NOW, "WRITE")
     append("accounts", [Record(b"k0", b"3", BASE_MS), Record(b"k9", None, BASE_MS), Record(b"new", b"1", BASE_MS)])
@@ -198,7 +199,7 @@ def test_a_delta_tables_changes_become_a_topic_that_restores_the_table(
     def check() -> None:
         source = spark.read.format("delta").load(table)
         restored = delta_changes.as_table(
-            restore_state(spark, store=path, topic="changes"), source.schema.simpleString()
+            restore_state(spark, store=path, topic="changes").df, source.schema.simpleString()
         )
         assert_df_equality(restored, source, ignore_row_order=True)
 

@@ -99,7 +99,7 @@ class Checks:
         return self.read(topic).count()
 
     def sink(self) -> Any:
-        return self.twice("sunk", lambda writer: writer.foreachBatch(LogSink(self.store, "sunk", "sunk")))
+        return self.twice("sunk", lambda writer: writer.foreachBatch(LogSink(self.store, "sunk", app_id="sunk")))
 
     def stream_write(self) -> Any:
         options = {"store": self.store, "topic": "streamed", "app_id": "streamed"}
@@ -132,7 +132,7 @@ class Checks:
 
     def stream(self) -> Any:
         """The source as a stream: what is there, then what came since, from the checkpoint."""
-        sink = LogSink(self.store, "copied", "copied")
+        sink = LogSink(self.store, "copied", app_id="copied")
         counts = []
         for low in (10, 20):
             options = {"store": self.store, "subscribe": "written", "startingOffsets": "earliest"}
@@ -156,7 +156,7 @@ class Checks:
 
     def restore(self) -> Any:
         state = restore_state(self.spark, store=self.store, topic="copied")
-        return {row.key.decode(): row.value.decode() for row in state.collect()}
+        return {row.key.decode(): row.value.decode() for row in state.df.collect()}
 
     def compaction(self) -> Any:
         with LogStore(self.store) as store:
