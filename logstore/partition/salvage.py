@@ -527,7 +527,7 @@ class _Planner:
         self._plan.losses = without(self._found, back)
         if not back:
             return
-        self._plan.losses = without(self._plan.losses, self._whole_again())
+        self._plan.losses = without(self._plan.losses, [*self._whole_again(), *self._never_there()])
         lost = [(each.base_offset, each.end_offset) for each in self._plan.losses]
         damages = [_after_refill(each, lost) for each in self._plan.damages]
         self._plan.damages = [each for each in damages if each.size_bytes or each.base_offset is not None]
@@ -542,6 +542,15 @@ class _Planner:
             if size_bytes == self._listed_bytes(segment.base_offset):
                 found.append((segment.base_offset, segment.high))
         return found
+
+    def _never_there(self) -> list[Range]:
+        """Offsets between batches that lie side by side in the file they were found in: nothing was lost there."""
+        return [
+            (first.end_offset, second.first_offset)
+            for segment in self._plan.segments
+            for first, second in pairwise(sorted(segment.pieces, key=lambda piece: piece.first_offset))
+            if first.path == second.path and first.end == second.position and first.end_offset < second.first_offset
+        ]
 
     def _end(self) -> None:
         """Let the log go on at its committed end, whatever is left below."""

@@ -578,7 +578,7 @@ def content(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and "locks" not in path.parts
+        if path.is_file() and "locks" not in path.parts and path.suffix != ".gate"  # locks say nothing
     }
 
 

@@ -178,6 +178,17 @@ def test_batches_in_the_wrong_file_are_put_where_they_belong() -> None:
     assert contents(log) == rows
 
 
+def test_what_compaction_had_taken_from_a_misplaced_file_is_no_loss() -> None:
+    fs, rows = filled()
+    files = directory_bytes(fs)
+    thinned = files[f"{6:020d}.log"]
+    put(fs, path(6), files[f"{12:020d}.log"])
+    put(fs, path(12), thinned[:100] + thinned[200:])  # offsets 8 and 9 were superseded
+    plan, log = salvage(fs, state=PartitionState(thinned_offset=18))
+    assert plan.losses == ()
+    assert contents(log) == without(rows, (8, 10))
+
+
 def test_a_misplaced_batch_that_begins_below_the_log_start_comes_back() -> None:
     fs, rows = filled()
     state = read_state(fs, STATE)
