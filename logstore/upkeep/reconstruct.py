@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from logstore.commit.plan import Plan
 from logstore.ledger import CommitRow
-from logstore.ledger.ledger import APP, APPS_LOST, TOPIC
+from logstore.ledger.ledger import APP, APPS_LOST, COUNTED, TOPIC
 from logstore.ledger.rows import ENGINE_REBUILT, ENGINE_UNSURE
 
 LOST_PLAN = "lost"
@@ -83,16 +83,14 @@ def reconstruct(
     """Rows and transactions of the table as it should be. `version` is the newest one known."""
     found = Reconstruction()
     known = _unique(named)
-    sequences: dict[str, list[int]] = defaultdict(list)
-    for topic_id, sequence in sorted(known):
-        sequences[topic_id].append(sequence)
-    pool = _pool(others, plans, version)
-    for candidates in _by_sequence(pool, known, applied):
-        best = _in_order(_choose(candidates, known, applied), sequences, known)
+    newest = max([version, *(row.version for row in others)])
+    for candidates in _by_sequence(_pool(others, plans, newest), known, applied):
+        best = _choose(candidates, known, applied)
         if best is not None:
             for row in best:
                 known.setdefault((row.topic_id, row.sequence), row)
             found.regained += best
+    between = _place(known, [row for row in found.regained if row.version > newest])
     found.lost = _lost(known, applied, transactions)
     rows = [*known.values(), *_without_topic(named)]
     rows += [
@@ -106,7 +104,7 @@ def reconstruct(
         for topic_id, sequences in found.lost.items()
         for sequence in sequences
     )
-    _finish_apps(found, rows, transactions, is_unsure=is_unsure, version=version, now_ms=now_ms)
+    _finish_apps(found, rows, transactions, between, is_unsure=is_unsure, version=version, now_ms=now_ms)
     found.rows = sorted(rows, key=lambda row: (row.version, row.topic_id, row.sequence))
     _finish_transactions(found, transactions, is_unsure=is_unsure, now_ms=now_ms)
     return found
@@ -121,7 +119,7 @@ def _without_topic(rows: Iterable[CommitRow]) -> list[CommitRow]:
     return list({(row.version, row.app_id): row for row in rows if not row.topic_id}.values())
 
 
-def _pool(others: Sequence[CommitRow], plans: Sequence[Plan], version: int) -> list[list[CommitRow]]:
+def _pool(others: Sequence[CommitRow], plans: Sequence[Plan], newest: int) -> list[list[CommitRow]]:
     """What may have been committed, one entry a commit; the row of a data file tells more than its plan."""
     groups: dict[tuple[str, bool], dict[str, CommitRow]] = defaultdict(dict)
     for row in others:
@@ -129,7 +127,6 @@ def _pool(others: Sequence[CommitRow], plans: Sequence[Plan], version: int) -> l
             groups[row.plan_id, row.void].setdefault(row.topic_id, row)
     seen = {plan_id for plan_id, void in groups if not void}
     later = sorted((plan for plan in plans if plan.plan_id not in seen), key=lambda plan: plan.now_ms)
-    newest = max([version, *(row.version for row in others)])
     from_plans = [rows_of_plan(plan, newest + at + 1) for at, plan in enumerate(later)]
     return [*(list(group.values()) for group in groups.values()), *from_plans]
 
@@ -156,18 +153,30 @@ def _choose(
     return best[0] if len(best) == 1 else None
 
 
-def _in_order(
-    rows: list[CommitRow] | None, named: Mapping[str, list[int]], known: Mapping[tuple[str, int], CommitRow]
-) -> list[CommitRow] | None:
-    """The rows with a version before that of the commit that came after them; a plan does not know its version."""
-    after = []
-    for row in rows or ():
-        sequences = named.get(row.topic_id, [])
-        at = bisect.bisect_right(sequences, row.sequence)
-        after += [known[row.topic_id, sequence].version for sequence in sequences[at : at + 1]]
-    if rows is None or not after or rows[0].version < min(after):
-        return rows
-    return [replace(row, version=min(after) - 1) for row in rows]
+def _place(known: dict[tuple[str, int], CommitRow], from_plans: Sequence[CommitRow]) -> dict[str, tuple[int, int]]:
+    """Give rows from plans a version before that of what followed them in their topics; a plan does not know its own.
+
+    Returns, by plan, between which versions it was committed.
+    """
+    sequences: dict[str, list[int]] = defaultdict(list)
+    for topic_id, sequence in sorted(known):
+        sequences[topic_id].append(sequence)
+    groups: dict[str, list[CommitRow]] = defaultdict(list)
+    for row in from_plans:
+        groups[row.plan_id].append(row)
+    between = {}
+    for plan_id, rows in sorted(groups.items(), key=lambda group: group[1][0].version, reverse=True):
+        before, after = 0, rows[0].version + 1
+        for row in rows:
+            of_topic = sequences[row.topic_id]
+            at = bisect.bisect_left(of_topic, row.sequence)
+            earlier = (known[row.topic_id, each] for each in reversed(of_topic[:at]))
+            before = max(before, next((each.version for each in earlier if each.plan_id not in groups), 0))
+            after = min([after, *(known[row.topic_id, each].version for each in of_topic[at + 1 : at + 2])])
+        for row in rows:
+            known[row.topic_id, row.sequence] = replace(row, version=after - 1)
+        between[plan_id] = (before, after)
+    return between
 
 
 def _fit(
@@ -240,6 +249,7 @@ def _finish_apps(
     found: Reconstruction,
     rows: list[CommitRow],
     transactions: Mapping[str, tuple[int, int]],
+    between: Mapping[str, tuple[int, int]],
     *,
     is_unsure: bool,
     version: int,
@@ -247,9 +257,12 @@ def _finish_apps(
 ) -> None:
     """Where each app is, with a row that says so: its own, or one made for it."""
     newest: dict[str, CommitRow] = {}
-    for row in sorted(rows, key=lambda row: (row.version, row.sequence)):
+    # Those whose version is certain first.
+    for row in sorted(rows, key=lambda row: (row.plan_id in between, row.version, row.sequence)):
         if row.app_id is not None and row.batch_id is not None and not row.void:
-            newest[row.app_id] = row
+            last = newest.get(row.app_id)
+            if last is None or _is_newer(row, last, between.get(row.plan_id)):
+                newest[row.app_id] = row
     at = {app_id: (row.version, row.batch_id) for app_id, row in newest.items()}
     for name, told in transactions.items():
         if name.startswith(APP):
@@ -258,6 +271,8 @@ def _finish_apps(
     for app_id, (_, batch_id) in sorted(at.items()):
         assert batch_id is not None
         found.transactions[APP + app_id] = batch_id
+        if COUNTED + app_id in transactions and not is_unsure:  # who counted its batches once, goes on counting
+            found.transactions[COUNTED + app_id] = batch_id
         last = newest.get(app_id)
         known = last if last is not None and last.batch_id == batch_id else None
         if known is not None and not is_unsure:
@@ -275,6 +290,15 @@ def _finish_apps(
         rows.append(made)
         if is_unsure:
             found.unsure.append(made)
+
+
+def _is_newer(row: CommitRow, last: CommitRow, between: tuple[int, int] | None) -> bool:
+    """Whether the row's commit came after that of `last`, another one of the same app."""
+    if between is None:
+        return True  # they come in order
+    before, after = between
+    # Where the versions leave it open, the batches tell: they count up.
+    return before >= last.version or (after > last.version and (row.batch_id or 0) > (last.batch_id or 0))
 
 
 def _finish_transactions(
