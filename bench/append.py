@@ -22,9 +22,9 @@ from bench import data, machine
 from bench.kafka import TimedKafka
 from bench.result import Result, median, rate
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.records.compression import codec_by_name
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 #: settings of the log on both sides, by Kafka's names
 CONFIG = {"segment.bytes": 1 << 30}
@@ -165,7 +165,7 @@ def _append(folder: Path, batches: list[pa.RecordBatch], codec: str, flush: bool
     directory.mkdir()
     codec_id = codec_by_name(codec).id
     config = LogConfig(segment_bytes=CONFIG["segment.bytes"])
-    with PartitionLog.open(str(directory), partition=TopicPartition("ours", 0), config=config, clean=True) as log:
+    with PartitionWriter.open(str(directory), partition=TopicPartition("ours", 0), config=config, clean=True) as log:
         began = time.perf_counter()
         for batch in batches:
             log.append_columns(batch, codec_id=codec_id, batch_bytes=16 << 10)

@@ -18,10 +18,10 @@ from pathlib import Path
 from bench import data, machine
 from bench.result import Result
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.records.arrow import to_arrow
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 LIMIT_BYTES = 256 << 20
 PARTITION_BYTES = 10 << 30
@@ -96,7 +96,7 @@ def _append(directory: Path, records: data.Records, size: int) -> int:
     """One record batch over and over, until the log has the size; returns its end offset."""
     directory.mkdir()
     (batch,) = records.batches()
-    with PartitionLog.open(
+    with PartitionWriter.open(
         str(directory),
         partition=TopicPartition("large", 0),
         config=LogConfig(segment_bytes=1 << 30),

@@ -258,29 +258,6 @@ class ExportRefused(DuramenError):
     """A target directory that cannot become a broker's."""
 
 
-# --- delivery over a socket --------------------------------------------------------------------------------------
-
-
-class DeliveryTooLarge(DuramenError):
-    """Message sets whose lengths do not fit the framing's int32; nothing was sent."""
-
-    kafka_code = 10
-
-
-class DeliveryBroken(DuramenError):
-    """A file ended before the bytes promised from it; unless `bytes_sent` is 0 the connection must be closed."""
-
-    kafka_code = 56
-    bytes_sent: int = 0
-
-
-class DeliveryTimeout(DuramenError):
-    """The other side took its bytes too slowly; unless `bytes_sent` is 0 the connection must be closed."""
-
-    kafka_code = 7
-    bytes_sent: int = 0
-
-
 class InvalidPartition(InvalidRecord):
     """A record sent to a partition its topic does not have."""
 

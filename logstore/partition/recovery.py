@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from logstore.clock import Clock
 from logstore.config import LogConfig
 from logstore.errors import (
     BufferLimit,
@@ -25,9 +24,10 @@ from logstore.errors import (
     DuramenError,
     OffsetOverflow,
 )
-from logstore.files import FileSystem, make_directory
-from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, Limits
+from logstore.files import make_directory
+from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX
 from logstore.partition.deletion import mark_deleted, sweep_deleted
+from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
 from logstore.partition.producers import producer_entries, producer_entry
@@ -110,39 +110,33 @@ class Loader:
 
     def __init__(
         self,
-        fs: FileSystem,
         directory: str,
         *,
         partition: TopicPartition,
         config: LogConfig,
-        clock: Clock,
-        limits: Limits,
-        clean: bool,
-        recovery_point: int,
-        log_start_offset: int,
-        producer_expiration_ms: int,
+        known: LastKnown,
+        environment: LogEnvironment,
         listed: Sequence[SegmentEntry] = (),
-        keep_offset: int = 0,
     ) -> None:
         """`listed` are the segments the state file knows; none where it cannot be relied on. Records below
         `keep_offset` are never given up here: damage among them is an error, and `recover` asks before it costs any.
         """
-        self._fs = fs
+        self._fs = environment.fs
         self._directory = directory
         self._partition = partition
         self._config = config
-        self._clock = clock
-        self._limits = limits
-        self._clean = clean
+        self._clock = environment.clock
+        self._limits = environment.limits
+        self._clean = known.clean
         # Below the log start nothing is read, so nothing there can be missed.
-        self._recovery_point = max(recovery_point, log_start_offset)
-        self._log_start = log_start_offset
+        self._recovery_point = max(known.recovery_point, known.log_start_offset)
+        self._log_start = known.log_start_offset
         self._listed = {entry.base_offset: entry.size_bytes for entry in listed}
-        self._keep_offset = keep_offset
-        self._expiration_ms = producer_expiration_ms
+        self._keep_offset = known.keep_offset
+        self._expiration_ms = environment.producer_expiration_ms
         self._segments: list[LogSegment] = []
         self._folder: str | None = None
-        self.report = RecoveryReport(clean)
+        self.report = RecoveryReport(known.clean)
 
     def load(self) -> Loaded:
         """Raises DuramenError only for what cannot be repaired from the directory itself."""

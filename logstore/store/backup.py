@@ -22,6 +22,7 @@ from logstore.errors import BackupRefused, DamagedLog, UnknownTopic
 from logstore.files import FileSystem, replace_file
 from logstore.ledger import Ledger
 from logstore.partition.checkpoint import write_partition_metadata
+from logstore.partition.environment import LastKnown
 from logstore.partition.log import PartitionLog
 from logstore.partition.state import PartitionState, write_state
 from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA
@@ -228,15 +229,9 @@ def _settle_copy(store: LogStore, topic: Topic, number: int, directory: str, sta
         directory,
         partition=topic.partition(number),
         config=store.log_config(topic),
-        clean=True,
+        known=LastKnown(clean=True, recovery_point=end, high_watermark=end),
+        environment=store.log_environment(),
         state_path=state_path,
-        recovery_point=end,
-        high_watermark=end,
-        clock=store.clock,
-        fs=store.fs,
-        limits=store.limits,
-        long_lived=False,
-        producer_expiration_ms=store.broker_config.producer_id_expiration_ms,
     )
     if log.log_end_offset != end:
         reached = log.log_end_offset

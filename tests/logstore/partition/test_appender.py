@@ -15,7 +15,6 @@ from logstore.errors import AppendTooLarge, DamagedLog
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.appender import Appender, tail_of
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.state import PartitionState, read_state, write_state
 from logstore.partition.tail import Tail
@@ -25,6 +24,7 @@ from logstore.records.record import Record
 from logstore.records.scan import scan_batches
 from logstore.segment.batches import Chunk
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 PARTITION = TopicPartition("orders", 0)
 BASE_MS = 1_700_000_000_000
@@ -53,8 +53,8 @@ class Twins:
         self.tail, self.end = tail_of(other.segments[-1]), other.log_end_offset
         other.close(clean=False)
 
-    def _open(self, directory: Path, state_path: str) -> PartitionLog:
-        return PartitionLog.open(
+    def _open(self, directory: Path, state_path: str) -> PartitionWriter:
+        return PartitionWriter.open(
             str(directory),
             partition=PARTITION,
             config=self.config,

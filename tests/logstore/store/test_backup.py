@@ -20,6 +20,7 @@ from logstore.store.produce import append_table, table_of
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
 from logstore.store.verify import verify_partition
+from reference.partition_writer import writing
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 SMALL = {"segment.bytes": 800, "index.interval.bytes": 100}
@@ -215,7 +216,7 @@ def test_recover_of_the_live_store_leaves_its_backups_and_exports_alone(
     before = _shared(target)
     recover(store, orders, [0])
     assert {path: Path(path).read_bytes() for path in before} == before
-    with store.writing(orders, 0, what="test") as log:
+    with writing(store, orders, 0, what="test") as log:
         log.append([Record(b"k", b"after", 1000)])
     assert {path: Path(path).read_bytes() for path in before} == before
 

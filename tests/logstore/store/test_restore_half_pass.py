@@ -21,6 +21,7 @@ from logstore.store.kafka_import import examine, import_topics, stopped_source
 from logstore.store.maintenance import recover
 from logstore.store.restore import plan_restore, restore
 from logstore.store.store import LogStore
+from reference.partition_writer import writing
 
 NOW_MS = 1_700_000_000_000
 State = dict[bytes, bytes]
@@ -67,7 +68,7 @@ class Truth:
 
     def append(self, batches: int, *, new_keys: bool = False) -> None:
         topic = self.store.topic(self.name)
-        with self.store.writing(topic, 0, what="test") as log:
+        with writing(self.store, topic, 0, what="test") as log:
             for _ in range(batches):
                 records = []
                 for _ in range(5):
