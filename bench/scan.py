@@ -18,10 +18,11 @@ from bench.append import CONFIG
 from bench.kafka import TimedKafka
 from bench.result import Result, median, rate
 from logstore.config import LogConfig
+from logstore.partition.environment import LastKnown
+from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.records.arrow import to_arrow
 from logstore.topic import TopicPartition
-from reference.partition_writer import PartitionWriter
 
 TIMES_KAFKA = 3.0
 COLUMNS = ["key", "value", "offset", "timestamp"]
@@ -44,8 +45,12 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
                 config=CONFIG,
             )
             config = LogConfig(segment_bytes=CONFIG["segment.bytes"])
-            with PartitionWriter.open(
-                str(directory), partition=partition, config=config, clean=True, state_path=str(state_path)
+            with PartitionLog.open(
+                str(directory),
+                partition=partition,
+                config=config,
+                known=LastKnown(clean=True),
+                state_path=str(state_path),
             ) as log:
                 end = log.log_end_offset
             reader = PartitionReader(

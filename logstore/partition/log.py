@@ -16,8 +16,8 @@ from logstore.limits import INT64_MAX
 from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import EpochEntry
-from logstore.partition.producer_state import AppendOrigin, ProducerState
-from logstore.partition.producers import producer_entry
+from logstore.partition.producer_state import ProducerState
+from logstore.partition.producers import replay
 from logstore.partition.recovery import Loaded, Loader, RecoveryReport
 from logstore.partition.retention import LogFacts, RetentionPass, SegmentFacts, policies_of, retention_passes
 from logstore.partition.roll import RollReason, jitter_ms
@@ -306,19 +306,10 @@ class PartitionLog:
             for segment in self._unflushed(up_to):
                 segment.flush()
             if self._new_names:
-                self._sync_snapshots()
+                self.producers.sync_snapshots(self._recovery_point)
                 self._fs.fsync_dir(self.directory)
                 self._new_names = False
             self._recovery_point = up_to
-
-    def _sync_snapshots(self) -> None:
-        for offset in self.producers.snapshot_offsets:
-            if offset >= self._recovery_point:
-                file = self._fs.open(self.producers.snapshot_path(offset))
-                try:
-                    file.fsync()
-                finally:
-                    file.close()
 
     # --- high watermark, log start ----------------------------------------------------------------------------------
 
@@ -431,13 +422,7 @@ class PartitionLog:
         self.producers.truncate_and_reload(self._log_start, end_offset, self.clock.now_ms())
         start = max(self.producers.map_end_offset, self._log_start)
         for segment in self._segments:
-            first = segment.find_batch(start)
-            if first is None:
-                continue
-            for header in segment.headers(first.position):
-                entry = producer_entry(segment, header, self.limits)
-                if entry is not None and start <= header.last_offset < end_offset:
-                    self.producers.apply(self.producers.prepare([entry], AppendOrigin.RECOVERY))
+            replay(self.producers, segment, start, end_offset, self.limits)
         self.producers.update_map_end_offset(end_offset)
         self.producers.take_snapshot()
 

@@ -30,7 +30,7 @@ from logstore.partition.deletion import mark_deleted, sweep_deleted
 from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
-from logstore.partition.producers import producer_entries, producer_entry
+from logstore.partition.producers import producer_entries, replay
 from logstore.partition.quarantine import copy_range, new_folder, write_reason
 from logstore.partition.soundness import MALFORMED, in_order, well_formed
 from logstore.partition.state import SegmentEntry
@@ -551,19 +551,10 @@ class Loader:
             if at + 2 >= len(self._segments):  # so that the next start, or a truncation, need not come this way again
                 producers.take_snapshot()
             try:
-                self._replay(producers, segment, start, end_offset)
+                replay(producers, segment, start, end_offset, self._limits)
             except MALFORMED as error:  # below the recovery point, which is a reader's to find
                 self.report.notes.append(f"producer state is incomplete: {error}")
         producers.update_map_end_offset(end_offset)
-
-    def _replay(self, producers: ProducerStateManager, segment: LogSegment, start: int, end_offset: int) -> None:
-        first = segment.find_batch(start)
-        for header in segment.headers(first.position) if first is not None else ():
-            if header.last_offset >= end_offset:
-                break
-            entry = producer_entry(segment, header, self._limits)
-            if entry is not None and header.last_offset >= start:
-                producers.apply(producers.prepare([entry], AppendOrigin.RECOVERY))
 
     def _drop_all(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
         for segment in self._segments:
