@@ -21,7 +21,6 @@ from logstore.partition.producers import replay
 from logstore.partition.recovery import Loaded, Loader, RecoveryReport
 from logstore.partition.retention import LogFacts, RetentionPass, SegmentFacts, policies_of, retention_passes
 from logstore.partition.roll import RollReason, jitter_ms
-from logstore.partition.state import SegmentEntry
 from logstore.partition.state_file import StateFile
 from logstore.partition.unsynced import clear_unsynced, marking_unsynced, rewrite
 from logstore.segment.segment import LogSegment
@@ -61,7 +60,7 @@ class PartitionLog:
         self._closed = False
         self.recovery: RecoveryReport = loaded.report
         self._segments = loaded.segments
-        self._check_timestamps(state_file.listed)
+        state_file.check_timestamps(loaded.segments)
         self.epochs = loaded.epochs
         self.producers = loaded.producers
         self._log_start = loaded.log_start_offset
@@ -461,16 +460,6 @@ class PartitionLog:
         self.epochs.truncate_from_start(self._log_start)
 
     # --- state, failure, close --------------------------------------------------------------------------------------
-
-    def _check_timestamps(self, listed: tuple[SegmentEntry, ...]) -> None:
-        """Believe a segment's largest timestamp where list and time index agree; else look into the log.
-
-        Nothing protects an index, and what is taken from it here goes into the list.
-        """
-        known = {(entry.base_offset, entry.size_bytes, entry.largest_timestamp_ms) for entry in listed}
-        for segment in self._segments:
-            if (segment.base_offset, segment.size_bytes, segment.largest.timestamp_ms) not in known:
-                segment.confirm_largest()
 
     def _save_state(self, *, closed: bool = False) -> None:
         self._state_file.save(

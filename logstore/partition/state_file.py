@@ -54,6 +54,16 @@ class StateFile:
             log_start_offset=max(known.log_start_offset, self._state.log_start_offset),
         )
 
+    def check_timestamps(self, segments: Iterable[LogSegment]) -> None:
+        """Believe a segment's largest timestamp where list and time index agree; else look into the log.
+
+        Nothing protects an index, and what is taken from it here goes into the list.
+        """
+        known = {(entry.base_offset, entry.size_bytes, entry.largest_timestamp_ms) for entry in self.listed}
+        for segment in segments:
+            if (segment.base_offset, segment.size_bytes, segment.largest.timestamp_ms) not in known:
+                segment.confirm_largest()
+
     def place(self, *, clean: bool) -> None:
         """Make the folder it lies in."""
         folder = None if self.path is None else os.path.dirname(self.path)
