@@ -57,6 +57,7 @@ from logstore.topic import TopicPartition
 from reference.client_batches import check_readable, client_batches, whole_batches
 from reference.fetching import Fetched, Isolation, fetch
 from reference.flusher import Flusher
+from reference.preallocation import preallocate
 from reference.roll_rule import ActiveSegment, NextAppend, draw_jitter_ms, roll_reason
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class PartitionWriter(PartitionLog):
         self._flusher: Flusher | None = None
         self.active.jitter_ms = draw_jitter_ms(self.config, self._randomness)
         if long_lived:
-            self._preallocate(self.active, log=self.config.preallocate)
+            preallocate(self.active, self.config.segment_bytes if self.config.preallocate else 0)
         self._flush_what_was_found()
         if background_flush and self.config.flush_ms < INT64_MAX:
             self._flusher = Flusher(self, self.config.flush_ms)
@@ -520,16 +521,8 @@ class PartitionWriter(PartitionLog):
         segment = super()._new_segment(base_offset)
         segment.jitter_ms = draw_jitter_ms(self.config, self._randomness)
         if self._long_lived:
-            self._preallocate(segment, log=self.config.preallocate)
+            preallocate(segment, self.config.segment_bytes if self.config.preallocate else 0)
         return segment
-
-    def _preallocate(self, segment: LogSegment, *, log: bool) -> None:
-        """As a broker has its active segment: indexes at full size, and an empty `.log` where the topic wants that."""
-        segment.offset_index.preallocate()
-        segment.time_index.preallocate()
-        if log and not segment.size_bytes:
-            segment._own_log()
-            segment.log.truncate(self.config.segment_bytes)
 
     def truncate_to(self, offset: int) -> bool:
         with self._lock:
@@ -537,7 +530,7 @@ class PartitionWriter(PartitionLog):
 
     def _after_truncation(self, offset: int) -> None:
         if self._long_lived:
-            self._preallocate(self.active, log=False)
+            preallocate(self.active)
         super()._after_truncation(offset)
 
     def start_anew_at(self, offset: int) -> None:

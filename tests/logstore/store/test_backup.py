@@ -20,7 +20,7 @@ from logstore.store.produce import append_table, table_of
 from logstore.store.registry import Topic
 from logstore.store.store import LogStore
 from logstore.store.verify import verify_partition
-from reference.partition_writer import writing
+from reference.partition_writer import PartitionWriter, writing
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 SMALL = {"segment.bytes": 800, "index.interval.bytes": 100}
@@ -227,7 +227,7 @@ def test_truncation_and_appends_copy_a_shared_segment_first(store: LogStore, ord
     base = store.partition_state(orders, 0).segments[2].base_offset
     for inside in (3, 0):  # within a sealed segment, which becomes active, and at its very end
         with store.locks.lease(orders.id, what="test"):
-            log = store.open_log(orders, 0, clean=True)
+            log = PartitionWriter.of(store.open_log(orders, 0, clean=True))
             log.truncate_to(base + inside)
             log.append([Record(b"k", b"new", 1000)])
             log.close()
