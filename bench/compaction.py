@@ -30,9 +30,9 @@ from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.work import PassReport
 from logstore.config import LogConfig
 from logstore.files import OS_FILES
-from logstore.partition.log import PartitionLog
 from logstore.records.compression import codec_by_name
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 PARTITION = TopicPartition("t", 0)
 SEGMENT_BYTES = 128 << 20
@@ -91,7 +91,7 @@ def _write(
     rng = np.random.default_rng(count + keys)
     directory.mkdir(exist_ok=not first)
     config = LogConfig(segment_bytes=segment_bytes, cleanup_policy=frozenset({"compact"}))
-    with PartitionLog.open(
+    with PartitionWriter.open(
         str(directory), partition=PARTITION, config=config, clean=True, state_path=f"{directory}.state"
     ) as log:
         for at in range(0, count, ROWS):
@@ -185,14 +185,14 @@ def _small_change(folder: Path, judge: TimedKafka, count: int) -> Result:
     config = LogConfig(segment_bytes=small, cleanup_policy=frozenset({"compact"}))
     source.mkdir()
     rng = np.random.default_rng(1)
-    with PartitionLog.open(
+    with PartitionWriter.open(
         str(source), partition=PARTITION, config=config, clean=True, state_path=f"{source}.state"
     ) as log:
         for at in range(0, count, ROWS):
             log.append_columns(_columns(rng, np.arange(at, min(at + ROWS, count)), False))
         end = log.roll()
     _ours(source, end, config=config)
-    with PartitionLog.open(
+    with PartitionWriter.open(
         str(source), partition=PARTITION, config=config, clean=True, state_path=f"{source}.state"
     ) as log:
         ids = rng.integers(int(count * 0.4), int(count * 0.5), count // 20)

@@ -17,11 +17,8 @@ from pathlib import Path
 
 from bench import data, machine
 from bench.result import Result
-from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
-from logstore.partition.reader import PartitionReader
 from logstore.records.arrow import to_arrow
-from logstore.topic import TopicPartition
+from logstore.store import LogStore
 
 LIMIT_BYTES = 256 << 20
 PARTITION_BYTES = 10 << 30
@@ -32,14 +29,14 @@ _SAMPLE_S = 0.01
 def run(folder: Path, *, quick: bool) -> Iterator[Result]:
     size = QUICK_BYTES if quick else PARTITION_BYTES
     records = data.letters(folder, data.ROWS_PER_BATCH)
-    directory = folder / "large-0"
+    root = folder / "large"
     free = shutil.disk_usage(folder).free
     if free < 1.2 * size:
         raise OSError(f"{folder} has {free >> 30} GiB free; the partition of {size >> 30} GiB does not fit")
     try:
         end_offset = 0
         for what in ("append", "scan"):
-            arguments = [what, str(directory), str(records.path), str(size), str(end_offset)]
+            arguments = [what, str(root), str(records.path), str(size), str(end_offset)]
             command = [sys.executable, "-m", "bench.memory", *arguments]
             with machine.watching() as watch:
                 answer = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -55,7 +52,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
                 detail=answer,
             )
     finally:
-        _removed(directory)
+        shutil.rmtree(root, ignore_errors=True)
 
 
 class Sampler:
@@ -83,67 +80,48 @@ class Sampler:
         self._look()
 
 
-def _state_path(directory: Path) -> str:
-    return f"{directory}.state"
-
-
-def _removed(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    Path(_state_path(directory)).unlink(missing_ok=True)
-
-
-def _append(directory: Path, records: data.Records, size: int) -> int:
+def _append(root: Path, records: data.Records, size: int) -> int:
     """One record batch over and over, until the log has the size; returns its end offset."""
-    directory.mkdir()
     (batch,) = records.batches()
-    with PartitionLog.open(
-        str(directory),
-        partition=TopicPartition("large", 0),
-        config=LogConfig(segment_bytes=1 << 30),
-        clean=True,
-        state_path=_state_path(directory),
-    ) as log:
-        while log.size_bytes < size:
-            log.append_columns(batch)
-        return log.log_end_offset
+    with LogStore(root, create=True) as store:
+        topic = store.create_topic("large", partitions=1, configs={"segment.bytes": 1 << 30})
+        while store.log_bytes(topic, 0) < size:
+            store.append("large", batch)
+        return store.high_watermark(topic, 0)
 
 
-def _scan(directory: Path, end_offset: int) -> None:
+def _scan(root: Path, end_offset: int) -> None:
     """All records as Arrow columns, looked at and let go."""
-    reader = PartitionReader(
-        str(directory),
-        partition=TopicPartition("large", 0),
-        state_path=_state_path(directory),
-        high_watermark=lambda: end_offset,
-    )
     rows = 0
-    for columns in reader.columns(0):
-        rows += to_arrow(columns).num_rows
-    reader.close()
+    with LogStore(root) as store:
+        reader = store.reader("large", 0)
+        for columns in reader.columns(0):
+            rows += to_arrow(columns).num_rows
+        reader.close()
     if rows != end_offset:
         raise AssertionError(f"the scan found {rows} records of {end_offset}")
 
 
-def _measured(what: str, directory: Path, source: Path, size: int, end_offset: int) -> dict[str, float]:
+def _measured(what: str, root: Path, source: Path, size: int, end_offset: int) -> dict[str, float]:
     """In the process that is measured."""
     records = data.Records("", source, data.ROWS_PER_BATCH)
-    small = directory.with_name("warm-up-0")
+    small = root.with_name("warm-up")
     small_end_offset = _append(small, records, 1)
     if what == "scan":
         _scan(small, small_end_offset)
-    _removed(small)
+    shutil.rmtree(small)
     base_bytes = machine.rss_anon_bytes()
     began = time.perf_counter()
     with Sampler() as sampler:
         if what == "append":
-            end_offset = _append(directory, records, size)
+            end_offset = _append(root, records, size)
         else:
-            _scan(directory, end_offset)
+            _scan(root, end_offset)
     return {
         "base_bytes": base_bytes,
         "peak_bytes": sampler.peak_bytes,
         "seconds": time.perf_counter() - began,
-        "log_bytes": sum(path.stat().st_size for path in directory.glob("*.log")),
+        "log_bytes": sum(path.stat().st_size for path in root.glob("logs/large-0/*.log")),
         "end_offset": end_offset,
     }
 

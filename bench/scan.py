@@ -18,6 +18,7 @@ from bench.append import CONFIG
 from bench.kafka import TimedKafka
 from bench.result import Result, median, rate
 from logstore.config import LogConfig
+from logstore.partition.environment import LastKnown
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.records.arrow import to_arrow
@@ -45,7 +46,11 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             )
             config = LogConfig(segment_bytes=CONFIG["segment.bytes"])
             with PartitionLog.open(
-                str(directory), partition=partition, config=config, clean=True, state_path=str(state_path)
+                str(directory),
+                partition=partition,
+                config=config,
+                known=LastKnown(clean=True),
+                state_path=str(state_path),
             ) as log:
                 end = log.log_end_offset
             reader = PartitionReader(

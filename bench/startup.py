@@ -69,8 +69,7 @@ def _store(path: Path) -> Path:
     """A store with one small topic; returns one of its log files."""
     with LogStore(str(path), create=True) as store:
         topic = store.create_topic("small", partitions=1)
-        with store.writing(topic, 0, what="bench") as log:
-            keys = [f"key-{number}" for number in range(1000)]
-            log.append_columns(pa.table({"key": keys, "value": keys, "timestamp": [data.NOW_MS] * len(keys)}))
+        keys = [f"key-{number}" for number in range(1000)]
+        store.append("small", pa.table({"key": keys, "value": keys, "timestamp": [data.NOW_MS] * len(keys)}))
         directory = Path(store.layout.partition(topic.partition(0)))
     return next(iter(sorted(directory.glob("*.log"))))

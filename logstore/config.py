@@ -161,7 +161,8 @@ SETTINGS: tuple[Setting, ...] = (
         "flush.messages",
         Kind.LONG,
         INT64_MAX,
-        "Number of unflushed records that forces an fsync.",
+        "Unflushed records that force an fsync of a broker's log. Accepted and kept; nothing is forced here, because a "
+        "commit is on disk in staging before it is visible.",
         "log.flush.interval.messages",
         minimum=1,
     ),
@@ -169,7 +170,8 @@ SETTINGS: tuple[Setting, ...] = (
         "flush.ms",
         Kind.LONG,
         INT64_MAX,
-        "Longest time a record stays unflushed.",
+        "Longest time a record stays unflushed in a broker's log. Accepted and kept; nothing is forced here, because a "
+        "commit is on disk in staging before it is visible.",
         "log.flush.interval.ms",
         "log.flush.scheduler.interval.ms",
         minimum=0,
@@ -313,7 +315,8 @@ SETTINGS: tuple[Setting, ...] = (
         "preallocate",
         Kind.BOOLEAN,
         False,
-        "Create a segment's file at its full size.",
+        "Create a segment's file at its full size. Accepted and kept; here files grow as they are written, and "
+        "recovery cuts the zeros that a broker left.",
         "log.preallocate",
     ),
     _topic("duramen.compaction.paused", Kind.BOOLEAN, False, "Leave the topic out of compaction until it is resumed."),
@@ -401,7 +404,7 @@ SETTINGS: tuple[Setting, ...] = (
         "log.flush.scheduler.interval.ms",
         Kind.LONG,
         INT64_MAX,
-        "How often the flusher looks for logs whose flush.ms has passed.",
+        "How often `duramen schedule` flushes the logs, so that staged files can go; every minute unless it is set.",
     ),
     _broker(
         "log.flush.offset.checkpoint.interval.ms",

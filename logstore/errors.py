@@ -304,35 +304,6 @@ class ExportRefused(UsageError):
     """A target directory that cannot become a broker's."""
 
 
-# --- delivery over a socket --------------------------------------------------------------------------------------
-
-
-class DeliveryTooLarge(UsageError):
-    """Message sets whose lengths do not fit the framing's int32; nothing was sent."""
-
-    kafka_code = 10
-
-
-class DeliveryBroken(RetriableError):
-    """A file ended before the bytes promised from it; unless `bytes_sent` is 0 the connection must be closed."""
-
-    kafka_code = 56
-
-    def __init__(self, what: str, *, bytes_sent: int, **places: Any) -> None:
-        super().__init__(what, **places)
-        self.bytes_sent = bytes_sent
-
-
-class DeliveryTimeout(RetriableError):
-    """The other side took its bytes too slowly; unless `bytes_sent` is 0 the connection must be closed."""
-
-    kafka_code = 7
-
-    def __init__(self, what: str, *, bytes_sent: int, **places: Any) -> None:
-        super().__init__(what, **places)
-        self.bytes_sent = bytes_sent
-
-
 class InvalidPartition(InvalidRecord):
     """A record sent to a partition its topic does not have."""
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 
 def uvarint(number: int) -> bytes:
@@ -56,7 +56,7 @@ def write_log(directory: Path, messages: Iterable[bytes], *, snapshot_at: int | 
         directory.mkdir(parents=True, exist_ok=True)
         source.rename(directory / f"{snapshot_at:020}-0000000001.checkpoint")
         messages = [message(20)] * snapshot_at + messages[snapshot_at:]
-    log = PartitionLog.open(
+    log = PartitionWriter.open(
         str(directory), partition=TopicPartition("__cluster_metadata", 0), config=LogConfig(), clean=False
     )
     for each in messages:

@@ -27,7 +27,7 @@ from logstore.files import replace_files
 from logstore.partition.appender import Appender, tail_of
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
-from logstore.partition.producer_state import AppendOrigin
+from logstore.partition.producer_append import ProducerAppender
 from logstore.segment.names import FileKind, file_name
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
@@ -282,12 +282,8 @@ def _append_with_producers(batch: _Batch, number: int) -> Tail:
     )
     try:
         log.truncate_to(topic_plan.base_offsets[number])  # an interrupted try may have come further
-        for chunk in batch.staged.chunks(number):
-            log.append_batches(
-                chunk.data.data,
-                origin=AppendOrigin.COORDINATOR,
-                leader_epoch=epochs.latest.epoch if epochs.latest else 0,
-            )
+        appender = ProducerAppender(log, leader_epoch=epochs.latest.epoch if epochs.latest else 0)
+        appender.append(batch.staged.chunks(number))
         _check_end(topic, number, log.log_end_offset, topic_plan.end_offsets[number])
     finally:
         log.close()

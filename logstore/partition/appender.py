@@ -2,15 +2,19 @@
 
 A `PartitionLog` looks through its directory when it is opened; a micro-batch every second cannot afford that. An
 appender opens the active segment alone, at the tail its caller knows from the topic's `ends`: whatever lies behind
-that tail was left by an interrupted append and is cut first. It writes what a `PartitionLog` that had never been
-closed would write. Logs with idempotent or transactional producers go through `PartitionLog`. The caller holds the
-partition lock.
+that tail was left by an interrupted append and is cut first. It writes what a log that had never been closed would
+hold. Logs with idempotent or transactional producers go through `producer_append`, by the same loop, `place_batches`.
+The caller holds the partition lock.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState, SegmentEntry
@@ -20,11 +24,11 @@ from logstore.errors import AppendTooLarge, CorruptCheckpoint, DamagedLog
 from logstore.files import FileSystem
 from logstore.limits import Limits
 from logstore.partition.leader_epochs import LeaderEpochs
-from logstore.partition.roll import jitter_ms, max_segment_ms
+from logstore.partition.roll import RollReason, jitter_ms, roll_limits
 from logstore.partition.snapshot import write_snapshot
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE
 from logstore.records.native import address_of, kernels
-from logstore.records.table import LAST_OFFSET, SIZE
+from logstore.records.table import LAST_OFFSET, SIZE, BatchTable
 from logstore.segment.batches import Chunk
 from logstore.segment.names import (
     LEADER_EPOCH_CHECKPOINT,
@@ -34,7 +38,7 @@ from logstore.segment.names import (
     file_name,
     parse_file_name,
 )
-from logstore.segment.segment import LogSegment, RollLimits
+from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
 
@@ -50,6 +54,62 @@ def tail_of(segment: LogSegment) -> Tail:
         segment.offset_index.entries,
         segment.time_index.entries,
     )
+
+
+class Placing(Protocol):
+    """A log that batches are placed into, at its end."""
+
+    end_offset: int
+    leader_epoch: int
+    now_ms: int
+
+    @property
+    def partition(self) -> TopicPartition: ...
+
+    @property
+    def config(self) -> LogConfig: ...
+
+    @property
+    def active(self) -> LogSegment: ...
+
+    def roll(self, reason: RollReason) -> None: ...
+
+
+def stamp(log: Placing, chunk: Chunk) -> None:
+    """Give the batches the time of the append, where the topic wants that."""
+    if log.config.message_timestamp_type == "LogAppendTime":
+        kernels().stamp_append_time(address_of(chunk.data), address_of(chunk.table), len(chunk.table), log.now_ms)
+
+
+def place_batches(log: Placing, data: npt.NDArray[np.uint8], table: BatchTable) -> None:
+    """The append loop: batches get their offsets and go into the active segment, which rolls where due.
+
+    Raises AppendTooLarge for a batch that no segment takes.
+    """
+    first, fresh = 0, False
+    while first < len(table):
+        placed, reason = log.active.place(
+            data,
+            table,
+            first,
+            next_offset=log.end_offset,
+            leader_epoch=log.leader_epoch,
+            now_ms=log.now_ms,
+            roll_limits=roll_limits(log.config, log.active.jitter_ms),
+            fresh=fresh,
+        )
+        if placed:
+            first += placed
+            log.end_offset = int(table[first - 1, LAST_OFFSET]) + 1
+        if reason == ROLL_APPEND_TOO_LARGE:
+            raise AppendTooLarge(
+                f"a batch of {int(table[first, SIZE])} bytes; segment.bytes is {log.config.segment_bytes}",
+                partition=log.partition,
+                offset=log.end_offset,
+            )
+        fresh = reason != OK
+        if fresh:
+            log.roll(RollReason(reason))
 
 
 class Appender:
@@ -77,17 +137,17 @@ class Appender:
         """
         self._fs = fs
         self._directory = directory
-        self._partition = partition
-        self._config = config
+        self.partition = partition
+        self.config = config
         self._state = state
         self._state_path = state_path
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._limits = limits
         self.end_offset = end_offset
         self._rolled: list[SegmentEntry] = []
         self._sealed = tuple(entry for entry in state.segments if entry.base_offset < tail.base_offset)
         self._list_changed = not state.segments or state.segments[-1].base_offset != tail.base_offset
-        self._active = self._open_active(tail)
+        self.active = self._open_active(tail)
         self.leader_epoch = self._epoch() if leader_epoch is None else leader_epoch
 
     def _epoch(self) -> int:
@@ -111,7 +171,7 @@ class Appender:
         if segment.size_bytes < tail.size_bytes or (fresh and tail.size_bytes):
             raise DamagedLog(
                 f"the log has {segment.size_bytes} bytes where {tail.size_bytes} were committed",
-                partition=self._partition,
+                partition=self.partition,
                 file=path,
                 offset=self.end_offset,
                 hint="Run `duramen recover`",
@@ -140,53 +200,23 @@ class Appender:
             self._fs,
             self._directory,
             base_offset,
-            index_interval_bytes=self._config.index_interval_bytes,
-            index_bytes=self._config.segment_index_bytes,
-            created_ms=self._now_ms,
-            jitter_ms=jitter_ms(self._config, str(self._partition), base_offset),
+            index_interval_bytes=self.config.index_interval_bytes,
+            index_bytes=self.config.segment_index_bytes,
+            created_ms=self.now_ms,
+            jitter_ms=jitter_ms(self.config, str(self.partition), base_offset),
             writable=True,
             limits=self._limits,
         )
 
     def append(self, chunks: Iterable[Chunk]) -> None:
         """Place batches, rolling where due. Raises AppendTooLarge, and whatever reading the chunks raises."""
-        append_time = self._config.message_timestamp_type == "LogAppendTime"
         for chunk in chunks:
-            table = chunk.table
-            if append_time:
-                kernels().stamp_append_time(address_of(chunk.data), address_of(table), len(table), self._now_ms)
-            first = 0
-            fresh = False
-            while first < len(table):
-                segment = self._active
-                placed, reason = segment.place(
-                    chunk.data,
-                    table,
-                    first,
-                    next_offset=self.end_offset,
-                    leader_epoch=self.leader_epoch,
-                    now_ms=self._now_ms,
-                    roll_limits=RollLimits(
-                        self._config.segment_bytes, max_segment_ms(self._config) - segment.jitter_ms
-                    ),
-                    fresh=fresh,
-                )
-                fresh = False
-                if placed:
-                    first += placed
-                    self.end_offset = int(table[first - 1, LAST_OFFSET]) + 1
-                if reason == ROLL_APPEND_TOO_LARGE:
-                    raise AppendTooLarge(
-                        f"a batch of {int(table[first, SIZE])} bytes; segment.bytes is {self._config.segment_bytes}",
-                        partition=self._partition,
-                        offset=self.end_offset,
-                    )
-                if reason != OK:
-                    self._roll()
-                    fresh = True
+            stamp(self, chunk)
+            place_batches(self, chunk.data, chunk.table)
 
-    def _roll(self) -> None:
-        old = self._active
+    def roll(self, reason: RollReason | None = None) -> None:
+        """Begin a segment at the end."""
+        old = self.active
         base_offset = self.end_offset
         if old.base_offset != base_offset:
             old.seal()
@@ -198,7 +228,7 @@ class Appender:
             stale = os.path.join(self._directory, file_name(base_offset, kind))
             if self._fs.exists(stale):
                 self._fs.unlink(stale)
-        self._active = self._segment(base_offset)
+        self.active = self._segment(base_offset)
         if old.base_offset != base_offset:  # else only an index without any room made it roll
             path = os.path.join(self._directory, file_name(base_offset, FileKind.SNAPSHOT))
             write_snapshot(self._fs, path, (), sync=False)  # as a log without producers has it; synced by the flush
@@ -207,21 +237,21 @@ class Appender:
     def go_on_at(self, offset: int) -> None:
         """Let the log end at `offset`, above its last record: a segment begins there, which says so."""
         self.end_offset = offset
-        if self._active.base_offset != offset:
-            self._roll()
+        if self.active.base_offset != offset:
+            self.roll()
 
     def finish(self) -> tuple[Tail, PartitionState | None]:
         """Close the files; returns the new tail and, if the list changed, the state that is to be written."""
-        tail = tail_of(self._active)
+        tail = tail_of(self.active)
         state = None
         if self._list_changed:
-            segments = (*self._sealed, *self._rolled, _entry(self._active))
+            segments = (*self._sealed, *self._rolled, _entry(self.active))
             state = self._state.with_segments(segments, log_start_offset=self._state.log_start_offset)
         self.close()
         return tail, state
 
     def close(self) -> None:
-        self._active.close(clean=False)
+        self.active.close(clean=False)
 
 
 def _entry(segment: LogSegment) -> SegmentEntry:

@@ -586,6 +586,16 @@ class ProducerStateManager:
 
     # ----- loading and truncating
 
+    def sync_snapshots(self, from_offset: int) -> None:
+        """Those from `from_offset` on were written without a sync."""
+        for offset in self.snapshot_offsets:
+            if offset >= from_offset:
+                file = self._fs.open(self.snapshot_path(offset))
+                try:
+                    file.fsync()
+                finally:
+                    file.close()
+
     def truncate_and_reload(self, log_start_offset: int, log_end_offset: int, now_ms: int) -> list[CorruptSnapshot]:
         """Bring the state to what the newest snapshot in (log start, log end] says; the caller replays the log from
         `map_end_offset` on.

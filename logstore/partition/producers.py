@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from logstore.errors import CorruptBatch
 from logstore.limits import Limits
-from logstore.partition.producer_state import EndTransaction, ProducerBatch
+from logstore.partition.producer_state import AppendOrigin, EndTransaction, ProducerBatch, ProducerStateManager
 from logstore.records.control import ControlType, parse_control_record
 from logstore.records.decoder import Decoder
 from logstore.records.header import BatchHeader
@@ -66,6 +66,17 @@ def producer_entry(segment: LogSegment, header: BatchHeader, limits: Limits) -> 
     data = np.frombuffer(segment.log.pread(header.size_bytes, header.position), dtype=np.uint8)
     scan = scan_batches(data, verify_crc=False)
     return _entry(data, scan.table, limits) if len(scan.table) else None
+
+
+def replay(producers: ProducerStateManager, segment: LogSegment, start: int, end_offset: int, limits: Limits) -> None:
+    """Take the batches of a segment from `start` up to `end_offset` into the state, by their headers."""
+    first = segment.find_batch(start)
+    for header in segment.headers(first.position) if first is not None else ():
+        if header.last_offset >= end_offset:
+            break
+        entry = producer_entry(segment, header, limits)
+        if entry is not None and header.last_offset >= start:
+            producers.apply(producers.prepare([entry], AppendOrigin.RECOVERY))
 
 
 def _entry(data: npt.NDArray[np.uint8], row: BatchTable, limits: Limits) -> ProducerBatch | EndTransaction | None:

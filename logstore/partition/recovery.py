@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from logstore.clock import Clock
 from logstore.config import LogConfig
 from logstore.directory.deletion import mark_deleted, sweep_deleted
 from logstore.directory.state import SegmentEntry
@@ -28,11 +27,12 @@ from logstore.errors import (
     DamageError,
     OffsetOverflow,
 )
-from logstore.files import FileSystem, make_directory
-from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, Limits
+from logstore.files import make_directory
+from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX
+from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
-from logstore.partition.producers import producer_entries, producer_entry
+from logstore.partition.producers import producer_entries, replay
 from logstore.partition.quarantine import copy_range, new_folder, write_reason
 from logstore.partition.soundness import MALFORMED, in_order, well_formed
 from logstore.records.table import (
@@ -110,39 +110,33 @@ class Loader:
 
     def __init__(
         self,
-        fs: FileSystem,
         directory: str,
         *,
         partition: TopicPartition,
         config: LogConfig,
-        clock: Clock,
-        limits: Limits,
-        clean: bool,
-        recovery_point: int,
-        log_start_offset: int,
-        producer_expiration_ms: int,
+        known: LastKnown,
+        environment: LogEnvironment,
         listed: Sequence[SegmentEntry] = (),
-        keep_offset: int = 0,
     ) -> None:
         """`listed` are the segments the state file knows; none where it cannot be relied on. Records below
         `keep_offset` are never given up here: damage among them is an error, and `recover` asks before it costs any.
         """
-        self._fs = fs
+        self._fs = environment.fs
         self._directory = directory
         self._partition = partition
         self._config = config
-        self._clock = clock
-        self._limits = limits
-        self._clean = clean
+        self._clock = environment.clock
+        self._limits = environment.limits
+        self._clean = known.clean
         # Below the log start nothing is read, so nothing there can be missed.
-        self._recovery_point = max(recovery_point, log_start_offset)
-        self._log_start = log_start_offset
+        self._recovery_point = max(known.recovery_point, known.log_start_offset)
+        self._log_start = known.log_start_offset
         self._listed = {entry.base_offset: entry.size_bytes for entry in listed}
-        self._keep_offset = keep_offset
-        self._expiration_ms = producer_expiration_ms
+        self._keep_offset = known.keep_offset
+        self._expiration_ms = environment.producer_expiration_ms
         self._segments: list[LogSegment] = []
         self._folder: str | None = None
-        self.report = RecoveryReport(clean)
+        self.report = RecoveryReport(known.clean)
 
     def load(self) -> Loaded:
         """Raises DuramenError only for what cannot be repaired from the directory itself."""
@@ -557,19 +551,10 @@ class Loader:
             if at + 2 >= len(self._segments):  # so that the next start, or a truncation, need not come this way again
                 producers.take_snapshot()
             try:
-                self._replay(producers, segment, start, end_offset)
+                replay(producers, segment, start, end_offset, self._limits)
             except MALFORMED as error:  # below the recovery point, which is a reader's to find
                 self.report.notes.append(f"producer state is incomplete: {error}")
         producers.update_map_end_offset(end_offset)
-
-    def _replay(self, producers: ProducerStateManager, segment: LogSegment, start: int, end_offset: int) -> None:
-        first = segment.find_batch(start)
-        for header in segment.headers(first.position) if first is not None else ():
-            if header.last_offset >= end_offset:
-                break
-            entry = producer_entry(segment, header, self._limits)
-            if entry is not None and header.last_offset >= start:
-                producers.apply(producers.prepare([entry], AppendOrigin.RECOVERY))
 
     def _drop_all(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
         for segment in self._segments:

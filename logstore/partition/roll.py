@@ -1,18 +1,22 @@
-"""When the active segment is closed and a new one begun: one pure function (the place kernel applies the same rule to
-many batches).
+"""When the active segment is closed and a new one begun: settings and reasons; the `place` kernel applies the rule.
+
+A batch begins a new segment, in this order of reasons, when the segment
+- has no room for it below segment.bytes;
+- is not empty and too old by segment.ms: in record time since the first batch where that has a timestamp, else by the
+  clock since the segment was made;
+- has a full offset index, or a time index with one entry left, which is kept for the last;
+- begins 2^31 or more offsets below it.
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
 from enum import Enum
 
 from crc32c import crc32c
 
 from logstore.config import LogConfig
-from logstore.limits import RELATIVE_OFFSET_MAX
 from logstore.records import codes
+from logstore.segment.segment import RollLimits
 
 
 class RollReason(Enum):
@@ -23,45 +27,9 @@ class RollReason(Enum):
     OFFSET_OVERFLOW = codes.ROLL_OFFSET_OVERFLOW
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveSegment:
-    """The active segment as the rule sees it. `first_timestamp_ms` is the first batch's largest, -1 if it has none."""
-
-    base_offset: int
-    size_bytes: int
-    first_timestamp_ms: int
-    created_ms: int
-    jitter_ms: int
-    index_entries: int
-    index_entries_max: int
-    time_index_entries: int
-    time_index_entries_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class NextAppend:
-    size_bytes: int
-    last_offset: int
-    max_timestamp_ms: int
-
-
-def roll_reason(config: LogConfig, segment: ActiveSegment, append: NextAppend, now_ms: int) -> RollReason | None:
-    """Why `append` must begin a new segment, or None. Age is record time wherever records have any."""
-    if segment.size_bytes > config.segment_bytes - append.size_bytes:
-        return RollReason.SIZE
-    if segment.size_bytes > 0:
-        waited_ms = now_ms - segment.created_ms
-        if segment.first_timestamp_ms >= 0:
-            waited_ms = append.max_timestamp_ms - segment.first_timestamp_ms
-        if waited_ms > max_segment_ms(config) - segment.jitter_ms:
-            return RollReason.TIME
-    if segment.index_entries >= segment.index_entries_max:
-        return RollReason.OFFSET_INDEX_FULL
-    if segment.time_index_entries >= segment.time_index_entries_max - 1:  # one slot is kept for the final entry
-        return RollReason.TIME_INDEX_FULL
-    if not 0 <= append.last_offset - segment.base_offset <= RELATIVE_OFFSET_MAX:
-        return RollReason.OFFSET_OVERFLOW
-    return None
+def roll_limits(config: LogConfig, jitter_ms: int) -> RollLimits:
+    """What the topic's settings allow a segment that has this jitter."""
+    return RollLimits(config.segment_bytes, max_segment_ms(config) - jitter_ms)
 
 
 def max_segment_ms(config: LogConfig) -> int:
@@ -69,13 +37,9 @@ def max_segment_ms(config: LogConfig) -> int:
     return min(config.segment_ms, config.max_compaction_lag_ms) if config.compact else config.segment_ms
 
 
-def draw_jitter_ms(config: LogConfig, randomness: random.Random) -> int:
-    """Drawn once a segment, so that many partitions do not roll in the same moment."""
-    bound = min(config.segment_jitter_ms, config.segment_ms)
-    return randomness.randrange(bound) if bound > 0 else 0
-
-
 def jitter_ms(config: LogConfig, partition: str, base_offset: int) -> int:
-    """The same spread without a dice: every process that opens the segment must draw the same."""
+    """Taken off a segment's age, so that many partitions do not roll in the same moment. Without a dice: every process
+    that opens the segment must come to the same.
+    """
     bound = min(config.segment_jitter_ms, config.segment_ms)
     return crc32c(f"{partition}@{base_offset}".encode()) % bound if bound > 0 else 0

@@ -1,8 +1,8 @@
 """Entries of fixed size in a file, sorted: what the offset index and the time index share.
 
-The file of a long-lived active segment is preallocated with zeros to its full size, as Kafka's is, and cut to its
-real entries when the segment stops being active or is closed. On opening, all bytes count as entries: a zero tail
-left by a crash is found by the sanity check and repaired by a rebuild, never trusted.
+A broker preallocates the file of its active segment with zeros to its full size; ours grow. A file is cut to its real
+entries when the segment stops being active or is closed. On opening, all bytes count as entries: a zero tail left by a
+crash is found by the sanity check and repaired by a rebuild, never trusted.
 """
 
 from __future__ import annotations
@@ -93,11 +93,6 @@ class IndexFile:
         if count:
             self._file.pwrite(data, self.entries * self.entry_bytes)
             self.entries += count
-
-    def preallocate(self) -> None:
-        """Extend to full size with zeros; the index is (again) that of a long-lived active segment."""
-        assert self._file is not None
-        self._file.truncate(max(self.max_entries, self.entries) * self.entry_bytes)
 
     def trim(self) -> None:
         """Cut to the real entries."""

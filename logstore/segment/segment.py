@@ -56,16 +56,10 @@ class LogSegment:
         created_ms: int = 0,
         jitter_ms: int = 0,
         writable: bool = False,
-        long_lived: bool = False,
-        preallocate_bytes: int = 0,
         suffix: Transient = Transient.NONE,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """Opens the files; a writable segment's are created when missing.
-
-        `long_lived` preallocates the indexes, and `preallocate_bytes` a new `.log`, until the segment is sealed or
-        closed.
-        """
+        """Opens the files; a writable segment's are created when missing."""
         self._fs = fs
         self._directory = directory
         self._suffix = suffix
@@ -83,14 +77,9 @@ class LogSegment:
             raise CorruptBatch(
                 f"a segment of {self.size_bytes} bytes; the largest legal one has {SEGMENT_BYTES_MAX}", file=path
             )
-        if not existed and preallocate_bytes:
-            self.log.truncate(preallocate_bytes)
         self.offset_index = OffsetIndex(fs, self.path(FileKind.INDEX), base_offset, index_bytes, writable=writable)
         self.time_index = TimeIndex(fs, self.path(FileKind.TIME_INDEX), base_offset, index_bytes, writable=writable)
         self.txn_index = TxnIndex(fs, self.path(FileKind.TXN_INDEX), base_offset, writable=writable)
-        if long_lived:
-            self.offset_index.preallocate()
-            self.time_index.preallocate()
         self.bytes_since_index_entry = 0
         self._owned = not existed  # whether nobody else has the `.log` under another name
         self._largest: TimestampOffset | None = None
@@ -312,14 +301,6 @@ class LogSegment:
         if self.log.size() != self.size_bytes:
             self._own_log()
             self.log.truncate(self.size_bytes)
-
-    def activate(self, *, preallocate_bytes: int = 0) -> None:
-        """Become the active segment of a long-lived log: indexes at full size again, and an empty `.log` as asked."""
-        self.offset_index.preallocate()
-        self.time_index.preallocate()
-        if preallocate_bytes and not self.size_bytes:
-            self._own_log()
-            self.log.truncate(preallocate_bytes)
 
     def flush(self) -> None:
         """Fsync data first, then what is derived from it."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from logstore.ledger import Ledger
+    from logstore.partition.environment import LogEnvironment
     from logstore.partition.log import PartitionLog
     from logstore.partition.reader import PartitionReader
 
@@ -335,25 +336,28 @@ class OpenStore:
 
         Damage below `keep_offset` (default: the high watermark, if one is given) is a DamagedLog, never cut off.
         """
+        from logstore.partition.environment import LastKnown
         from logstore.partition.log import PartitionLog
 
         partition = topic.partition(number)
         self.forget_tail(topic, number)  # it speaks of the log as it was before it was opened
+        keep_offset = keep_offset if keep_offset is not None else high_watermark or 0
         return PartitionLog.open(
             self.layout.partition(partition),
             partition=partition,
             config=config or self.log_config(topic),
-            clean=clean,
+            known=LastKnown(clean, recovery_point, high_watermark=high_watermark, keep_offset=keep_offset),
+            environment=self.log_environment(clock),
             state_path=self.layout.partition_state(topic.id, number),
-            recovery_point=recovery_point,
-            high_watermark=high_watermark,
-            clock=clock or self.clock,
-            fs=self.fs,
-            limits=self.limits,
-            long_lived=False,
-            producer_expiration_ms=self.broker_config.producer_id_expiration_ms,
-            keep_offset=keep_offset if keep_offset is not None else high_watermark or 0,
         )
+
+    def log_environment(self, clock: Clock | None = None) -> LogEnvironment:
+        """For one log that is opened whole."""
+        from logstore.directory.few_files import FewFiles
+        from logstore.partition.environment import LogEnvironment
+
+        expiration_ms = self.broker_config.producer_id_expiration_ms
+        return LogEnvironment(FewFiles(self.fs), clock or self.clock, self.limits, expiration_ms)
 
     def forget_tail(self, topic: Topic, number: int) -> None:
         """Make the next append look for the log's end itself."""

@@ -310,19 +310,15 @@ def _finish(
     high_watermark: int,
 ) -> tuple[int, int, int]:
     """Let the log itself rebuild the last segment's indexes, cut epochs and leave a producer snapshot at its end."""
+    from logstore.partition.environment import LastKnown
     from logstore.partition.log import PartitionLog
 
     log = PartitionLog.open(
         directory,
         partition=partition,
         config=config,
-        clean=True,
-        log_start_offset=state.log_start_offset,
-        clock=store.clock,
-        fs=store.fs,
-        limits=store.limits,
-        long_lived=False,
-        producer_expiration_ms=store.broker_config.producer_id_expiration_ms,
+        known=LastKnown(clean=True, log_start_offset=state.log_start_offset),
+        environment=store.log_environment(),
     )
     try:
         if log.log_end_offset < high_watermark:

@@ -472,6 +472,7 @@ def _linkable(source: Source, origin: SourcePartition, files: list[NumberedFile]
 def _recover(
     store: OpenStore, source: Source, topic: Topic, origin: SourcePartition, directory: str, ends: TopicEnds
 ) -> tuple[ImportedPartition, TopicEnds]:
+    from logstore.partition.environment import LastKnown
     from logstore.partition.log import PartitionLog
 
     number = origin.partition.partition
@@ -486,15 +487,9 @@ def _recover(
         directory,
         partition=origin.partition,
         config=store.log_config(topic),
-        clean=source.clean,
+        known=LastKnown(source.clean, source.recovery_points.get(origin.partition, 0), log_start_offset=log_start),
+        environment=store.log_environment(),
         state_path=state_path,
-        recovery_point=source.recovery_points.get(origin.partition, 0),
-        log_start_offset=log_start,
-        clock=store.clock,
-        fs=store.fs,
-        limits=store.limits,
-        long_lived=False,
-        producer_expiration_ms=store.broker_config.producer_id_expiration_ms,
     )
     thinned_offset = thinned_below(log.segments) if log.config.compact else 0
     log.close()

@@ -29,6 +29,7 @@ from logstore.directory.version import write_version
 from logstore.errors import BackupRefused, DamagedLog, UnknownTopic
 from logstore.files import FileSystem, replace_file
 from logstore.ledger import Ledger
+from logstore.partition.environment import LastKnown
 from logstore.partition.log import PartitionLog
 from logstore.segment.names import META_PROPERTIES, PARTITION_METADATA
 from logstore.topic import TopicPartition
@@ -229,15 +230,9 @@ def _settle_copy(store: OpenStore, topic: Topic, number: int, directory: str, st
         directory,
         partition=topic.partition(number),
         config=store.log_config(topic),
-        clean=True,
+        known=LastKnown(clean=True, recovery_point=end, high_watermark=end),
+        environment=store.log_environment(),
         state_path=state_path,
-        recovery_point=end,
-        high_watermark=end,
-        clock=store.clock,
-        fs=store.fs,
-        limits=store.limits,
-        long_lived=False,
-        producer_expiration_ms=store.broker_config.producer_id_expiration_ms,
     )
     if log.log_end_offset != end:
         reached = log.log_end_offset

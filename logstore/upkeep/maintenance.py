@@ -19,7 +19,7 @@ from logstore.directory.ends import TopicEnds
 from logstore.directory.state import Loss
 from logstore.errors import CorruptState, DamagedLog, LedgerError, OffsetOutOfRange, RecoveryChanged, StrayDirectory
 from logstore.partition.losses import subtract
-from logstore.partition.retention import LogFacts, SegmentFacts, policies_of, retention_passes
+from logstore.partition.retention import LogFacts, RetentionPass, SegmentFacts, policies_of, retention_passes
 from logstore.partition.salvage import carry_out
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.segment import LogSegment
@@ -107,8 +107,7 @@ def retain(
         writing(store, topic, number, what=what, clock=ManualClock(now_ms)) as log,
     ):
         done = log.apply_retention()
-        passes = tuple(RetainedBy(each.policy, each.base_offsets, each.bytes) for each in done)
-        return Retention(topic.partition(number), log.log_start_offset, passes)
+        return Retention(topic.partition(number), log.log_start_offset, _retained_by(done))
 
 
 def flush_before_retention(store: OpenStore, topic: Topic, *, wait_ms: int | None = None) -> None:
@@ -180,8 +179,12 @@ def _judged_by_files(store: OpenStore, topic: Topic, number: int, now_ms: int) -
     return Retention(
         topic.partition(number),
         max(start, state.log_start_offset),
-        tuple(RetainedBy(each.policy, each.base_offsets, each.size_bytes) for each in passes),
+        _retained_by(passes),
     )
+
+
+def _retained_by(passes: Sequence[RetentionPass]) -> tuple[RetainedBy, ...]:
+    return tuple(RetainedBy(each.policy, each.base_offsets, each.size_bytes) for each in passes)
 
 
 def delete_records(

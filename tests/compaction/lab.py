@@ -18,10 +18,10 @@ from logstore.config import LogConfig
 from logstore.directory.state import PartitionState, read_state
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 NOW_MS = 1_700_000_000_000
 
@@ -41,8 +41,8 @@ class Lab:
         self.end = 0
         self.append([])
 
-    def open(self) -> PartitionLog:
-        return PartitionLog.open(
+    def open(self) -> PartitionWriter:
+        return PartitionWriter.open(
             self.directory,
             partition=self.partition,
             config=self.config,

@@ -20,6 +20,7 @@ from logstore.ledger import Ledger
 from logstore.records.record import Record
 from logstore.restore.restore import plan_restore, restore_partition
 from logstore.store import LogStore
+from reference.partition_writer import writing
 
 SECONDS = 60 if os.environ.get("DURAMEN_SOAK") == "1" else 8
 KEYS = 40
@@ -62,7 +63,7 @@ def made(path: Path, *, segments: int = 0, **configs: object) -> LogStore:
     }
     store.create_topic("t", configs=settings)
     if segments:
-        with store.writing(store.topic("t"), 0, what="a test") as log:
+        with writing(store, store.topic("t"), 0, what="a test") as log:
             for offset in range(segments):
                 log.append([Record(key_at(offset), value_at(offset), 1_700_000_000_000)])
                 log.roll()

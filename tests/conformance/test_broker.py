@@ -23,6 +23,7 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import examine, import_topics, stopped_source
+from reference.partition_writer import writing
 
 SMALL = {"segment.bytes": 4000, "index.interval.bytes": 300, "retention.ms": -1}
 #: far above those a new cluster hands out
@@ -53,7 +54,7 @@ class Writer:
         topic = self.store.create_topic(name, partitions=partitions, configs=SMALL)
         for number in range(partitions):
             clock = ManualClock(NOW_MS)
-            with self.store.writing(topic, number, what="test", clock=clock) as log:
+            with writing(self.store, topic, number, what="test", clock=clock) as log:
                 for at in range(60):
                     clock.set(NOW_MS + 20 * at)
                     records = random_records(self.rng, clock.now_ms(), no_timestamp=0)
@@ -72,7 +73,7 @@ class Writer:
         clock = ManualClock(NOW_MS)
         sequences = dict.fromkeys(PRODUCERS, 0)
         fates: dict[int, bool | None] = dict.fromkeys(PRODUCERS)
-        with self.store.writing(topic, 0, what="test", clock=clock) as log:
+        with writing(self.store, topic, 0, what="test", clock=clock) as log:
             for at in range(120):
                 clock.set(NOW_MS + 20 * at)
                 producer_id = self.rng.choice(PRODUCERS)
@@ -101,7 +102,7 @@ class Writer:
         """What an old cluster left behind: formats 0 and 1, gaps, batches that compaction emptied."""
         topic = self.store.create_topic(name, partitions=1, configs=SMALL)
         clock = ManualClock(NOW_MS)
-        with self.store.writing(topic, 0, what="test", clock=clock) as log:
+        with writing(self.store, topic, 0, what="test", clock=clock) as log:
             for at in range(60):
                 base = log.log_end_offset + self.rng.choice((0, 0, 7))
                 magic = min(at // 20, 2)

@@ -14,11 +14,11 @@ from conformance.kafka import Kafka, batch
 from conformance.workload import CODECS, NOW_MS, PARTITION, UnsyncedFiles, for_kafka, random_records
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
+from reference.partition_writer import PartitionWriter
 
 LEVELS: dict[str, tuple[int | None, ...]] = {
     "none": (None,),
@@ -29,9 +29,9 @@ LEVELS: dict[str, tuple[int | None, ...]] = {
 }
 
 
-def open_log(directory: Path, clock: ManualClock, **config: Any) -> PartitionLog:
+def open_log(directory: Path, clock: ManualClock, **config: Any) -> PartitionWriter:
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    return PartitionLog.open(
+    return PartitionWriter.open(
         str(directory),
         partition=PARTITION,
         config=LogConfig.from_mapping(settings),
@@ -61,7 +61,7 @@ def write(directory: Path, rng: random.Random, codec: str, level: int | None, **
             if at % 3 == 0:
                 log.append(records, codec_id=CODECS.index(codec), leader_epoch=at // 10)
             elif at % 3 == 1:
-                known = log._producers.last_state(at % 4)
+                known = log.producers.last_state(at % 4)
                 sequence = 0 if known is None else known.last_sequence + 1
                 log.append_batches(transactional(records, codec, level, at % 4, sequence), leader_epoch=at // 10)
             elif at % 5 < 3:

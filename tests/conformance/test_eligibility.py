@@ -21,7 +21,7 @@ from conformance.workload import NOW_MS, PARTITION, UnsyncedFiles, cleaner_facts
 from logstore.cleaner.eligibility import CleanerFacts, Due, Looks, cleanable
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
+from reference.partition_writer import PartitionWriter
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 LOGS = (60 if SOAK else 3) * len(THEMES)
@@ -43,7 +43,7 @@ def random_question(rng: random.Random, end_offset: int, last_ms: int) -> Questi
     return now_ms, checkpoint, settings
 
 
-def assert_same_verdict(facts: CleanerFacts, log: PartitionLog, question: Question, theirs: Verdict) -> Due | None:
+def assert_same_verdict(facts: CleanerFacts, log: PartitionWriter, question: Question, theirs: Verdict) -> Due | None:
     now_ms, _, settings = question
     bases = {segment.base_offset: segment for segment in log.segments}
     ours = cleanable(
@@ -82,7 +82,7 @@ def test_our_rules_say_what_kafkas_cleaner_manager_says(kafka: Kafka, scratch: P
             os.utime(path, ns=(mtime_ns, mtime_ns))
         questions = [random_question(rng, run.closed.log_end_offset, turn.now_ms) for _ in range(QUESTIONS)]
         verdicts = kafka.cleanable(directory, questions, config=story.config, log_start_offset=turn.log_start_offset)
-        with PartitionLog.open(
+        with PartitionWriter.open(
             str(directory),
             partition=PARTITION,
             config=LogConfig.from_mapping(story.config),

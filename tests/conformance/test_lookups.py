@@ -13,9 +13,9 @@ import pytest
 from conformance.kafka import Kafka, Op, OpResult
 from conformance.workload import CODECS, ERRORS, LEGACY_CODECS, NOW_MS, Twins, random_records
 from logstore.errors import DuramenError
-from logstore.partition.reading import Fetched, Isolation
 from logstore.records.header import BatchHeader, read_header
 from logstore.records.record import Record
+from reference.fetching import Fetched, Isolation
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 LOGS = 200 if SOAK else 12
@@ -50,7 +50,7 @@ def grow(rng: random.Random, twins: Twins) -> None:
             twins.replicate(twins.build(records, **fields))
         elif kind < 0.85:
             producer_id = rng.randrange(4)
-            known = twins.log._producers.last_state(producer_id)
+            known = twins.log.producers.last_state(producer_id)
             fields = {"producer_id": producer_id, "producer_epoch": 0, "transactional": True}
             fields["base_sequence"] = 0 if known is None else known.last_sequence + 1
             twins.append_batch(twins.build(records, codec=rng.choice(CODECS), **fields))

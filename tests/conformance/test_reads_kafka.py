@@ -26,9 +26,9 @@ from conformance.workload import (
 )
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.partition.reading import Isolation
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 
 SMALL: dict[str, Any] = {"segment.bytes": 3000, "index.interval.bytes": 200}
 Operations = list[dict[str, Any]]
@@ -144,8 +144,8 @@ def written(kafka: Kafka, directory: Path, rng: random.Random, scenario: str, *,
     return run
 
 
-def opened(directory: Path, scenario: str, *, clean: bool) -> PartitionLog:
-    return PartitionLog.open(
+def opened(directory: Path, scenario: str, *, clean: bool) -> PartitionWriter:
+    return PartitionWriter.open(
         str(directory),
         partition=PARTITION,
         config=LogConfig.from_mapping(SMALL | SCENARIOS[scenario][1]),
@@ -157,7 +157,7 @@ def opened(directory: Path, scenario: str, *, clean: bool) -> PartitionLog:
 
 
 def assert_reads_the_same(
-    kafka: Kafka, log: PartitionLog, directory: Path, run: LogRun, rng: random.Random, state_path: Path
+    kafka: Kafka, log: PartitionWriter, directory: Path, run: LogRun, rng: random.Random, state_path: Path
 ) -> None:
     everything, committed = list(kafka.records(directory)), list(kafka.records(directory, committed=True))
     assert everything

@@ -36,11 +36,11 @@ from conformance.workload import (
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.limits import DEFAULT_LIMITS
-from logstore.partition.log import PartitionLog
-from logstore.partition.reading import Isolation
 from logstore.partition.recovery import RecoveryReport
 from logstore.partition.salvage import Partition, carry_out, plan_salvage
 from logstore.records.header import read_header
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 DIRECTORIES = 400 if SOAK else 12
@@ -210,8 +210,8 @@ DAMAGES: dict[str, Damage] = {
 # --- both loaders -----------------------------------------------------------------------------------------------------
 
 
-def opened(directory: Path, *, clean: bool = False, **options: Any) -> PartitionLog:
-    return PartitionLog.open(
+def opened(directory: Path, *, clean: bool = False, **options: Any) -> PartitionWriter:
+    return PartitionWriter.open(
         str(directory),
         partition=PARTITION,
         config=LogConfig.from_mapping(CONFIG),

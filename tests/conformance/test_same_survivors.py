@@ -40,7 +40,7 @@ from logstore.cleaner.work import PassReport
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.directory.state import read_state, write_state
-from logstore.partition.log import PartitionLog
+from reference.partition_writer import PartitionWriter
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 LOGS = int(os.environ.get("DURAMEN_SURVIVOR_LOGS", "5000" if SOAK else "208"))
@@ -225,7 +225,7 @@ class Twins:
         config = LogConfig.from_mapping(turn.config)
         state_path = str(self.ours.parent / "state")
         Path(state_path).unlink(missing_ok=True)  # Kafka appended since
-        with PartitionLog.open(
+        with PartitionWriter.open(
             str(self.ours),
             partition=PARTITION,
             config=config,

@@ -21,6 +21,7 @@ from logstore.files import OS_FILES
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.header import read_header
 from logstore.store import LogStore
+from reference.partition_writer import writing
 
 Spark = Any
 ROOT = Path(__file__).parents[2]
@@ -80,7 +81,7 @@ class Topic:
 
     def replicate(self, data: bytes) -> None:
         """A batch with offsets of its own, past the sink."""
-        with self.store.writing(self.topic, 0, what="test") as log:
+        with writing(self.store, self.topic, 0, what="test") as log:
             log.append_batches(data, origin=AppendOrigin.REPLICATION)
         self.before.append(Op.append(data, origin="replication", leader_epoch=RELATIVE_MAX))
 

@@ -1,4 +1,4 @@
-"""One workload given to two logs: our `PartitionLog` performs it, Kafka's own log class repeats it, both are compared.
+"""One workload given to two logs: our `PartitionWriter` performs it, Kafka's own log class repeats it, both compared.
 
 `Twins` performs an operation on our log at once and notes it for Kafka, which gets all of them in one request at the
 next `check`. What was asked can therefore depend on our log's state; whether Kafka agrees is judged afterwards. Owns
@@ -22,12 +22,12 @@ from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.files import File, OsFile, OsFileSystem
-from logstore.partition.log import AppendInfo, PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.roll import RollReason
 from logstore.partition.snapshot import decode_snapshot
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.partition_writer import AppendInfo, PartitionWriter
 
 NOW_MS = 1_700_000_000_000
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -81,17 +81,17 @@ class FixedJitter(random.Random):
         return self.jitter_ms
 
 
-class ObservedLog(PartitionLog):
+class ObservedLog(PartitionWriter):
     """Our log, counting why it rolled."""
 
     rolls: Counter[str]
 
-    def _roll(self, base_offset: int, reason: RollReason | None) -> None:
+    def roll_at(self, base_offset: int, reason: RollReason | None) -> None:
         name = "explicit" if reason is None else reason.name
         if reason is RollReason.TIME:
-            name += " by record" if self._active.first_timestamp_ms >= 0 else " by clock"
+            name += " by record" if self.active.first_timestamp_ms >= 0 else " by clock"
         self.rolls[name] += 1
-        super()._roll(base_offset, reason)
+        super().roll_at(base_offset, reason)
 
 
 # --- records on both sides --------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class Twins:
         self.log.close()
 
 
-def state_of(log: PartitionLog) -> LogState:
+def state_of(log: PartitionWriter) -> LogState:
     """Our log as Kafka's driver describes its own; the recovery point depends on background work and is left out."""
     producers = [
         {
@@ -375,7 +375,7 @@ def state_of(log: PartitionLog) -> LogState:
                 for b in p.batches
             ],
         }
-        for _, p in sorted(log._producers.producers.items())
+        for _, p in sorted(log.producers.producers.items())
     ]
     return LogState(
         log_start_offset=log.log_start_offset,
@@ -385,7 +385,7 @@ def state_of(log: PartitionLog) -> LogState:
         recovery_point=0,
         segments=tuple((s.base_offset, s.size_bytes) for s in log.segments),
         producers=tuple(producers),
-        leader_epochs=tuple((e.epoch, e.start_offset) for e in log._epochs.entries),
+        leader_epochs=tuple((e.epoch, e.start_offset) for e in log.epochs.entries),
     )
 
 
@@ -416,7 +416,7 @@ def _remembered(state: LogState, now_ms: int) -> tuple[dict[str, Any], ...]:
     return tuple(out)
 
 
-def cleaner_facts(log: PartitionLog, first_dirty_offset: int | None) -> CleanerFacts:
+def cleaner_facts(log: PartitionWriter, first_dirty_offset: int | None) -> CleanerFacts:
     """What decides whether our log is cleaned."""
     return CleanerFacts(
         segments=tuple(SegmentAge(s.base_offset, s.size_bytes, s.largest_timestamp_ms) for s in log.segments),

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from crash.workload import RECORDS_MAX, Operation, Place, records_of
 from logstore.directory.state import read_state
 from logstore.files import FileSystem
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.partition.reading import Isolation
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
 from logstore.segment.names import FileKind, Transient, parse_file_name
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Model:
         whole = truncation.offset - RECORDS_MAX
         return max((entry.offset + 1 for entry in self.entries if entry.offset <= whole), default=0)
 
-    def after(self, operation: Operation, log: PartitionLog, content_end: int, now_ms: int) -> Model:
+    def after(self, operation: Operation, log: PartitionWriter, content_end: int, now_ms: int) -> Model:
         """The model once `operation` returned. Where it is the log that decides (how far a retention pass goes, where
         the batch begins that a truncation cuts), the log is asked, within bounds.
         """
@@ -140,7 +140,7 @@ def bounds(model: Model, under_way: Operation | None, *, durable_end: int, now_m
     return Bounds(entries, end_min, end_max, model.log_start, start_max, empty_at)
 
 
-def check(log: PartitionLog, model: Model, allowed: Bounds) -> Model:
+def check(log: PartitionWriter, model: Model, allowed: Bounds) -> Model:
     """Judge a log opened after a crash; returns the model of what it holds. Raises AssertionError."""
     start, end = log.log_start_offset, log.log_end_offset
     if start != end or start not in allowed.empty_at:
@@ -163,7 +163,7 @@ def _difference(found: list[Record], expected: list[Record]) -> str:
     return f"{len(found)} records, expected {len(expected)}: {found[len(expected) :]} {expected[len(found) :]}"
 
 
-def _check_committed(log: PartitionLog, entries: tuple[Entry, ...]) -> None:
+def _check_committed(log: PartitionWriter, entries: tuple[Entry, ...]) -> None:
     """A read_committed reader gets no record of an open or aborted transaction, and all others up to the first open."""
     pending: dict[int, list[Entry]] = {}
     hidden: set[int] = set()
@@ -192,25 +192,25 @@ def _check_committed(log: PartitionLog, entries: tuple[Entry, ...]) -> None:
     assert found == shown, "read committed: " + _difference(found, shown)
 
 
-def _check_producers(log: PartitionLog, entries: tuple[Entry, ...]) -> None:
+def _check_producers(log: PartitionWriter, entries: tuple[Entry, ...]) -> None:
     """Producers are known by what is in the log, and not by what was lost."""
     last: dict[int, Entry] = {}
     for entry in entries:
         if entry.producer_id >= 0 and entry.record is not None:
             last[entry.producer_id] = entry
-    for producer_id in log._producers.producers:
+    for producer_id in log.producers.producers:
         assert any(entry.producer_id == producer_id for entry in entries), f"producer {producer_id} of nothing"
     for producer_id, entry in last.items():
         if entry.offset < log.log_start_offset:
             continue
-        state = log._producers.last_state(producer_id)
+        state = log.producers.last_state(producer_id)
         assert state is not None, f"producer {producer_id} is forgotten"
         assert (state.last_sequence, state.last_data_offset) == (entry.last_sequence, entry.offset), state
-        if log._producers.last_state(producer_id) is not None and entry.last_sequence >= 0:
+        if log.producers.last_state(producer_id) is not None and entry.last_sequence >= 0:
             _check_repeat(log, entry)
 
 
-def _check_repeat(log: PartitionLog, entry: Entry) -> None:
+def _check_repeat(log: PartitionWriter, entry: Entry) -> None:
     """The producer sends its last batch once more, as it would not knowing that it arrived."""
     count = entry.last_sequence - entry.first_sequence + 1
     again = encode_batch(
@@ -228,7 +228,7 @@ def _check_repeat(log: PartitionLog, entry: Entry) -> None:
     assert (info.last_offset, log.log_end_offset) == (entry.offset, end)
 
 
-def _check_segments(log: PartitionLog) -> None:
+def _check_segments(log: PartitionWriter) -> None:
     """Index entries point at the batches they name; batches of the log have the epochs the checkpoint says."""
     for segment in log.segments:
         headers = list(segment.headers())
@@ -245,10 +245,10 @@ def _check_segments(log: PartitionLog) -> None:
         for header in headers:
             assert header.base_offset is not None
             if header.base_offset >= log.log_start_offset:
-                assert log._epochs.epoch_for_offset(header.base_offset) == header.leader_epoch, (segment, header)
+                assert log.epochs.epoch_for_offset(header.base_offset) == header.leader_epoch, (segment, header)
 
 
-def check_files(fs: FileSystem, place: Place, log: PartitionLog) -> None:
+def check_files(fs: FileSystem, place: Place, log: PartitionWriter) -> None:
     """The directory holds the log and nothing half done; the state file lists it, and a reader by that list agrees."""
     bases = [segment.base_offset for segment in log.segments]
     names = fs.listdir(place.directory)
@@ -275,7 +275,7 @@ def check_files(fs: FileSystem, place: Place, log: PartitionLog) -> None:
         reader.close()
 
 
-def check_quarantine(before: dict[str, bytes], fs: FileSystem, place: Place, log: PartitionLog) -> None:
+def check_quarantine(before: dict[str, bytes], fs: FileSystem, place: Place, log: PartitionWriter) -> None:
     """Every byte that recovery took out of a `.log` file lies in quarantine, but for zeros at the end.
 
     `before` are the files as recovery found them.

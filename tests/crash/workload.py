@@ -17,12 +17,12 @@ import pyarrow as pa
 from logstore.clock import Clock
 from logstore.config import LogConfig
 from logstore.files import File, FileSystem, OsFile, OsFileSystem, read_whole, replace_file
-from logstore.partition.log import PartitionLog
 from logstore.records.arrow import HEADERS_TYPE
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 PARTITION = TopicPartition("orders", 0)
 PRODUCER_IDS = (11, 12, 13)
@@ -70,9 +70,9 @@ class Place:
         except FileNotFoundError:
             return 0
 
-    def open(self, fs: FileSystem, settings: Settings, clock: Clock, *, clean: bool = False) -> PartitionLog:
+    def open(self, fs: FileSystem, settings: Settings, clock: Clock, *, clean: bool = False) -> PartitionWriter:
         """As the owner of a partition opens it: with the recovery point it wrote down."""
-        return PartitionLog.open(
+        return PartitionWriter.open(
             self.directory,
             partition=PARTITION,
             config=settings.config,
@@ -170,7 +170,7 @@ def leader_epoch(now_ms: int) -> int:
     return (now_ms >> 6) & 0x0FFFFFFF
 
 
-def draw_operation(rng: random.Random, log: PartitionLog, now_ms: int) -> Operation:
+def draw_operation(rng: random.Random, log: PartitionWriter, now_ms: int) -> Operation:
     """The next thing to do with `log`; only what it would accept is drawn."""
     kinds = {
         "append": 10,
@@ -207,9 +207,9 @@ def draw_operation(rng: random.Random, log: PartitionLog, now_ms: int) -> Operat
     return Operation(kind)
 
 
-def _draw_batch(rng: random.Random, log: PartitionLog, seed: int, now_ms: int, count: int, epoch: int) -> Operation:
+def _draw_batch(rng: random.Random, log: PartitionWriter, seed: int, now_ms: int, count: int, epoch: int) -> Operation:
     producer_id = rng.choice(PRODUCER_IDS)
-    state = log._producers.last_state(producer_id)
+    state = log.producers.last_state(producer_id)
     in_transaction = state is not None and state.current_txn_first_offset is not None
     if in_transaction and rng.random() < 0.4:
         return Operation(

@@ -15,6 +15,7 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topic import parse_uuid
 from metadata_log import partition, topic, write_log
+from reference.partition_writer import writing
 
 BASE_MS = 1_700_000_000_000
 
@@ -62,7 +63,7 @@ def orders(store_path: Path) -> Path:
     with LogStore(store_path, create=True) as store:
         topic = store.create_topic("orders", partitions=2, configs={"segment.bytes": 1000, "index.interval.bytes": 100})
         for number, count in ((0, 100), (1, 50)):
-            with store.writing(topic, number, what="test") as log:
+            with writing(store, topic, number, what="test") as log:
                 log.append(
                     [
                         Record(b"k%d" % (at % 7), None if at % 10 == 9 else b"v%d" % at, BASE_MS + at, (("h", b"x"),))

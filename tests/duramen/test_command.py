@@ -16,6 +16,7 @@ import pytest
 
 from logstore.records.record import Record
 from logstore.store import LogStore
+from reference.partition_writer import writing
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (["--help"], ["topics", "list"], ["config"], ["offsets"], ["describe"])
@@ -101,7 +102,7 @@ def test_tracebacks_only_with_debug(orders: Path) -> None:
 def test_a_reader_that_has_had_enough_is_no_failure(orders: Path) -> None:
     with LogStore(orders) as store:
         topic = store.topic("orders")
-        with store.writing(topic, 0, what="test") as log:
+        with writing(store, topic, 0, what="test") as log:
             log.append([Record(b"k", b"x" * 500, 1_700_000_000_000) for _ in range(1000)])
     process = subprocess.Popen(
         [sys.executable, "-m", "duramen", "consume", "orders"],
@@ -147,7 +148,7 @@ def test_following_sees_new_records_and_ends_cleanly_when_interrupted(orders: Pa
         with LogStore(orders) as store:
             topic = store.topic("orders")
             for value in (b"one", b"two"):
-                with store.writing(topic, 1, what="test") as log:
+                with writing(store, topic, 1, what="test") as log:
                     log.append([Record(b"k", value, 1_700_000_000_000)])
         seen = [json.loads(process.stdout.readline()) for _ in range(2)]
         assert [(each["offset"], each["value"]) for each in seen] == [(50, "one"), (51, "two")]

@@ -11,6 +11,7 @@ import pytest
 
 from logstore.records.record import Record
 from logstore.store import LogStore
+from reference.partition_writer import writing
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000
@@ -81,7 +82,7 @@ def test_refusals(duramen: Command, orders: Path, arguments: list[object], code:
 def test_bytes_that_are_no_text_are_not_mangled(duramen: Command, orders: Path) -> None:
     with LogStore(orders) as store:
         topic = store.topic("orders")
-        with store.writing(topic, 1, what="test") as log:
+        with writing(store, topic, 1, what="test") as log:
             log.append([Record(b"\xff\x00", b"\x80", BASE_MS + 100, (("h", b"\xfe"), ("n", None)))])
     as_text = duramen("consume", "orders", "--partition", 1, "--from-offset", 50)
     assert as_text.code == 1
@@ -102,7 +103,7 @@ def test_aborted_and_open_transactions_are_left_out_when_asked(duramen: Command,
 
     with LogStore(store_path, create=True) as store:
         topic = store.create_topic("t", configs={"message.timestamp.before.max.ms": 2**62})
-        with store.writing(topic, 0, what="test") as log:
+        with writing(store, topic, 0, what="test") as log:
             for producer_id, value in ((1, b"aborted"), (2, b"committed"), (3, b"open")):
                 log.append_batches(transactional(value, producer_id), origin=AppendOrigin.CLIENT)
                 if producer_id < 3:

@@ -13,6 +13,7 @@ from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
 from logstore.store import LogStore
+from reference.partition_writer import writing
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000
@@ -24,7 +25,7 @@ def held(store_path: Path) -> Path:
     with LogStore(store_path, create=True) as store:
         topic = store.create_topic("payments", partitions=2)
         store.create_topic("others")
-        with store.writing(topic, 1, what="test") as log:
+        with writing(store, topic, 1, what="test") as log:
             log.append([Record(b"k", b"v", BASE_MS)] * 5)
             options = BatchOptions(transactional=True, producer_id=42, producer_epoch=1, base_sequence=0)
             batch = columns_of([Record(b"k", b"open", BASE_MS)])

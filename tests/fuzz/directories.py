@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.partition.reading import Isolation
 from logstore.records.header import parse_header
 from logstore.records.iterate import iter_records
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 PARTITION = TopicPartition("topic", 0)
@@ -106,7 +106,7 @@ def _content(text: str) -> bytes:
         return base64.b64decode(text)
 
 
-def _write(log: PartitionLog) -> None:
+def _write(log: PartitionWriter) -> None:
     for i in range(40):
         records = [
             Record(
@@ -135,8 +135,8 @@ def on_disk(files: dict[str, bytes]) -> Iterator[str]:
         yield root
 
 
-def open_log(root: str, config: LogConfig, *, clean: bool) -> PartitionLog:
-    return PartitionLog.open(
+def open_log(root: str, config: LogConfig, *, clean: bool) -> PartitionWriter:
+    return PartitionWriter.open(
         os.path.join(root, str(PARTITION)),
         partition=PARTITION,
         config=config,

@@ -30,10 +30,10 @@ from fuzz.directories import (
 )
 from logstore.errors import CorruptBatch, DamagedLog, DuramenError
 from logstore.partition import reader as reader_module
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.reading import Isolation
 from logstore.records.record import Record
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 
 OFFSET_BYTES = 8
 
@@ -166,7 +166,7 @@ def test_lookups_by_time_name_a_record_that_is_there(name: str, data: st.DataObj
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-def check_goes_on(root: str, base: Sound, log: PartitionLog, kept: list[Record]) -> None:
+def check_goes_on(root: str, base: Sound, log: PartitionWriter, kept: list[Record]) -> None:
     """The log takes another record, and shows the same after a clean and an unclean stop."""
     end = log.log_end_offset
     info = log.append([Record(b"next", b"value", NOW_MS)])

@@ -41,7 +41,6 @@ from logstore.errors import (
 from logstore.files import OS_FILES
 from logstore.limits import MIB, Limits
 from logstore.partition.leader_epochs import LeaderEpochs
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.snapshot import read_snapshot
 from logstore.records.compression import CODECS
@@ -53,6 +52,7 @@ from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimeIndex
 from logstore.segment.txn_index import TxnIndex
+from reference.partition_writer import PartitionWriter
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 LIMITS = Limits(batch_bytes=1 * MIB, decompressed_bytes=MIB // 4, read_buffer_bytes=1 * MIB, side_file_bytes=1 * MIB)
@@ -513,9 +513,9 @@ def test_a_bomb_is_refused_by_an_append_and_by_readers_of_a_log_that_has_one(cod
     batch = bytearray(bomb(codec_id, 5 * MIB, 1, 1))
     batch[:8] = bytes(8)
 
-    def opened(name: str, limits: Limits) -> PartitionLog:
+    def opened(name: str, limits: Limits) -> PartitionWriter:
         config = LogConfig.from_mapping({"max.message.bytes": str(4 * MIB)})
-        return PartitionLog.open(
+        return PartitionWriter.open(
             str(tmp_path / name), partition=PARTITION, config=config, clean=True, limits=limits, long_lived=False
         )
 

@@ -25,9 +25,8 @@ from logstore.errors import (
 from logstore.files import OS_FILES
 from logstore.limits import Limits
 from logstore.partition import reader as reader_module
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.reading import Isolation, read_chunks
+from logstore.partition.reading import read_chunks
 from logstore.records.columns import columns_of
 from logstore.records.decoder import upconvert
 from logstore.records.encoder import BatchOptions, encode_batch
@@ -35,6 +34,8 @@ from logstore.records.legacy import decode_legacy
 from logstore.records.record import Record
 from logstore.records.table import LAST_OFFSET
 from logstore.segment.batches import read_batches
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +223,7 @@ def test_an_old_message_from_a_coordinator_is_refused() -> None:
 
 def test_an_append_for_which_no_offsets_are_left_is_refused(tmp_path: Path) -> None:
     """It rolled to a new segment for ever."""
-    with PartitionLog.open(str(tmp_path / "t-0"), partition=PARTITION, clean=True, long_lived=False) as log:
+    with PartitionWriter.open(str(tmp_path / "t-0"), partition=PARTITION, clean=True, long_lived=False) as log:
         last = (1 << 63) - 3
         log.append_batches(batch(last), origin=AppendOrigin.REPLICATION)
         with pytest.raises(OffsetOverflow) as caught:
@@ -245,7 +246,7 @@ def test_a_marker_nobody_can_read_ends_a_recovered_log(codec_id: int, tmp_path: 
     directory.mkdir()
     good = b"".join(batch(offset) for offset in range(4))
     (directory / "00000000000000000000.log").write_bytes(good + resealed(bytes(marker)) + batch(5))
-    log = PartitionLog.open(
+    log = PartitionWriter.open(
         str(directory), partition=PARTITION, config=config, clean=False, clock=ManualClock(NOW_MS), long_lived=False
     )
     assert [record.offset for record in log.records()] == [0, 1, 2, 3]

@@ -10,6 +10,7 @@ import pytest
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
+from reference.partition_writer import writing
 
 BASE_MS = 1_700_000_000_000
 
@@ -37,7 +38,7 @@ def orders(store: LogStore) -> Topic:
     """Two partitions, several small segments each: 300 and 200 records."""
     topic = store.create_topic("orders", partitions=2, configs={"segment.bytes": 2000, "index.interval.bytes": 200})
     for number, count in ((0, 300), (1, 200)):
-        with store.writing(topic, number, what="test") as log:
+        with writing(store, topic, number, what="test") as log:
             log.append(some_records(count, seed=number), batch_bytes=400)
     return topic
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from logstore.clock import Clock, ManualClock
 from logstore.config import LogConfig
 from logstore.files import FileSystem
-from logstore.partition.log import PartitionLog
-from logstore.partition.reading import Isolation
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 
 PARTITION = TopicPartition("orders", 0)
 NOW_MS = 1_700_000_000_000
@@ -36,13 +36,13 @@ def open_log(
     clock: Clock | None = None,
     background_flush: bool = False,
     **options: object,
-) -> PartitionLog:
+) -> PartitionWriter:
     """A log of the partition `orders-0` with a state file beside it; the clock stands at NOW_MS unless given.
 
     Indexes are preallocated to 64 KiB at most: at their usual size they would be most of a simulated disk.
     """
     config = replace(config, segment_index_bytes=min(config.segment_index_bytes, 1 << 16))
-    return PartitionLog.open(
+    return PartitionWriter.open(
         str(directory),
         partition=PARTITION,
         config=config,
@@ -95,7 +95,7 @@ def sized_batch(
         padding += 1 if len(made) < size_bytes else -1
 
 
-def contents(log: PartitionLog, offset: int | None = None) -> list[tuple[int, bytes | None, bytes | None, int]]:
+def contents(log: PartitionWriter, offset: int | None = None) -> list[tuple[int, bytes | None, bytes | None, int]]:
     """Everything up to the log's end, as (offset, key, value, timestamp)."""
     return [as_tuple(record) for record in log.records(offset, isolation=Isolation.LOG_END)]
 
@@ -109,7 +109,7 @@ def expected(records: Sequence[Record], first: int = 0) -> list[tuple[int, bytes
     return [as_tuple(record, first + n) for n, record in enumerate(records)]
 
 
-def bases(log: PartitionLog) -> list[int]:
+def bases(log: PartitionWriter) -> list[int]:
     return [segment.base_offset for segment in log.segments]
 
 

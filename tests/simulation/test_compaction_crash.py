@@ -15,10 +15,10 @@ from logstore.config import LogConfig
 from logstore.directory.state import PartitionState, read_state
 from logstore.directory.swap import finish_swap
 from logstore.errors import DuramenError
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 
 DIRECTORY, STATE, FOLDER = "/store/logs/t-0", "/store/state/0", "/store/staging/run"
@@ -60,8 +60,8 @@ def made(rng: random.Random, *, packed: bool = False) -> tuple[SimulatedFileSyst
     return fs, records, base
 
 
-def opened(fs: SimulatedFileSystem, *, clean: bool = True) -> PartitionLog:
-    return PartitionLog.open(
+def opened(fs: SimulatedFileSystem, *, clean: bool = True) -> PartitionWriter:
+    return PartitionWriter.open(
         DIRECTORY, partition=PARTITION, config=CONFIG, clean=clean, state_path=STATE, fs=fs, clock=ManualClock(NOW_MS)
     )
 

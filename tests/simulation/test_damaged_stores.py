@@ -38,6 +38,7 @@ from logstore.records.header import read_header
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.upkeep.maintenance import delete_records
+from reference.partition_writer import writing
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
 STORES = int(os.environ.get("DURAMEN_DAMAGED_STORES", "1000" if SOAK else "12"))
@@ -164,7 +165,7 @@ def write_transactions(store: LogStore, rng: random.Random) -> None:
     """A topic as a broker leaves it: idempotent producers, transactions that committed, aborted or are open."""
     topic = store.create_topic("txn", configs={"segment.bytes": rng.choice((900, 1500)), "retention.ms": -1})
     sequences, open_ = dict.fromkeys(range(1, 5), 0), set()
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         for _ in range(rng.randrange(15, 40)):
             producer = rng.randrange(1, 5)
             if producer in open_ and rng.random() < 0.6:

@@ -18,10 +18,10 @@ from crash.oracle import Bounds, Model, bounds, check, check_files, check_quaran
 from crash.workload import Operation, Place, Settings, Writer, draw_operation, draw_settings, leader_epoch
 from logstore.clock import ManualClock
 from logstore.limits import INT64_MAX
-from logstore.partition.log import PartitionLog
-from logstore.partition.reading import Isolation
 from logstore.records.record import Record
 from logstore.segment.names import FileKind
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 
 PLACE = Place("/store")
@@ -59,7 +59,7 @@ class Machine:
         self.writer: Writer | None = None
 
     @property
-    def log(self) -> PartitionLog:
+    def log(self) -> PartitionWriter:
         assert self.writer is not None
         return self.writer.log
 
@@ -121,20 +121,20 @@ class Machine:
 
 # --- a script, cut at every step ---------------------------------------------------------------------------------
 
-_Step = Callable[[PartitionLog], Operation]
+_Step = Callable[[PartitionWriter], Operation]
 
 
 def _append(count: int, kind: str = "append") -> _Step:
-    def step(log: PartitionLog) -> Operation:
-        end, now_ms = log.log_end_offset, log._clock.now_ms()
+    def step(log: PartitionWriter) -> Operation:
+        end, now_ms = log.log_end_offset, log.clock.now_ms()
         return Operation(kind, 1000 * count + end, now_ms, count, leader_epoch=leader_epoch(now_ms))
 
     return step
 
 
 def _batch(producer_id: int, count: int, *, transactional: bool = False) -> _Step:
-    def step(log: PartitionLog) -> Operation:
-        state = log._producers.last_state(producer_id)
+    def step(log: PartitionWriter) -> Operation:
+        state = log.producers.last_state(producer_id)
         return Operation(
             "batch",
             seed=log.log_end_offset,
@@ -143,20 +143,20 @@ def _batch(producer_id: int, count: int, *, transactional: bool = False) -> _Ste
             producer_id=producer_id,
             sequence=state.last_sequence + 1 if state else 0,
             transactional=transactional,
-            leader_epoch=leader_epoch(log._clock.now_ms()),
+            leader_epoch=leader_epoch(log.clock.now_ms()),
         )
 
     return step
 
 
 def _marker(producer_id: int, *, commit: bool) -> _Step:
-    def step(log: PartitionLog) -> Operation:
+    def step(log: PartitionWriter) -> Operation:
         return Operation(
             "marker",
             count=1,
             producer_id=producer_id,
             commit=commit,
-            leader_epoch=leader_epoch(log._clock.now_ms()),
+            leader_epoch=leader_epoch(log.clock.now_ms()),
         )
 
     return step

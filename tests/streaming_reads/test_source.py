@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.upkeep.maintenance import delete_records
+from reference.partition_writer import writing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -245,7 +246,7 @@ def test_a_gap_that_compaction_left_is_no_loss(spark: SparkSession, store: LogSt
     from logstore.records.encoder import BatchOptions, Encoder
 
     topic = store.create_topic("orders")
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         for base in (0, 9):
             (encoded,) = Encoder(BatchOptions(base_offset=base)).encode(
                 columns_of([Record(b"k%d" % base, b"v", BASE_MS)])

@@ -70,7 +70,7 @@ def set_max_timestamp(batch, row, max_ts):
 def place(buffer, table, first, last, assign, block):
     """Give batches [first, last) their offsets and leader epoch, and decide the index entries, until a roll is due.
 
-    The rule of rolling is `partition.roll.roll_reason`, the rule of indexing log-format's: both are applied batch by
+    The rule of rolling is that of `partition.roll`, the rule of indexing log-format's: both are applied batch by
     batch, as if each were an append of its own. Returns the number of batches placed; A_SIZE and the rest of the
     block are the segment's state after them. A_REASON says why it stopped: OK at the end, or a ROLL_ code.
     """

@@ -18,6 +18,7 @@ from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.transfer.kafka_import import examine, import_topics
+from reference.partition_writer import writing
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = {"cleanup.policy": "compact", "segment.bytes": 1_000, "min.cleanable.dirty.ratio": 0}
@@ -147,7 +148,7 @@ def test_a_transaction_that_began_below_the_log_start_can_be_ended(store: LogSto
     from logstore.upkeep.maintenance import delete_records
 
     topic = store.topic("t")
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         log.advance_log_start(10)
     assert [each.first_offset for each in open_transactions(store, topic, 0)] == [10, 15]
     abort_transaction(store, "t", 0, 7)
@@ -162,7 +163,7 @@ def test_random_ends_leave_what_a_model_says(tmp_path: Path, seed: int) -> None:
         topic = store.create_topic("t", configs={"segment.bytes": 2_000})
         opened: dict[int, list[int]] = {}
         plain: list[int] = []
-        with store.writing(topic, 0, what="test") as log:
+        with writing(store, topic, 0, what="test") as log:
             for _ in range(60):
                 producer_id = rng.randrange(6)
                 batch = [Record(b"k", b"v", NOW_MS)] * rng.randint(1, 4)

@@ -12,6 +12,7 @@ from logstore.compaction.erasure import find_keys
 from logstore.records.compression import codec_by_name
 from logstore.records.record import Record
 from logstore.store import LogStore
+from reference.partition_writer import writing
 
 NOW_MS = 1_700_000_000_000
 
@@ -23,7 +24,7 @@ def test_records_are_counted_exactly(tmp_path: Path, codec: str, seed: int) -> N
     written: Counter[bytes] = Counter()
     with LogStore(tmp_path / "store", create=True) as store:
         topic = store.create_topic("t", configs={"segment.bytes": 3000})
-        with store.writing(topic, 0, what="test") as log:
+        with writing(store, topic, 0, what="test") as log:
             for _ in range(20):
                 chosen = [randomness.choice([*keys, None]) for _ in range(randomness.randrange(1, 30))]
                 written.update(key for key in chosen if key is not None)

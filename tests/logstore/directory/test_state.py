@@ -21,9 +21,9 @@ from logstore.directory.state import (
 from logstore.errors import CorruptState
 from logstore.files import OS_FILES, replace_file
 from logstore.limits import INT64_MAX, Limits
-from logstore.partition.log import PartitionLog
 from logstore.records.record import Record
 from logstore.topic import TopicPartition, new_topic_id
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 
 STATE = PartitionState(
@@ -189,8 +189,8 @@ def test_transactions_are_remembered_when_their_producers_have_expired(tmp_path:
     write_state(OS_FILES, state_path, PartitionState(producers=False, transactions=False))
     clock = ManualClock(1_700_000_000_000)
 
-    def opened() -> PartitionLog:
-        return PartitionLog.open(
+    def opened() -> PartitionWriter:
+        return PartitionWriter.open(
             str(tmp_path / "t-0"), partition=TopicPartition("t", 0), clean=True, state_path=state_path, clock=clock
         )
 

@@ -12,10 +12,10 @@ from logstore.config import LogConfig
 from logstore.directory.state import SwapNote, read_state, write_state
 from logstore.directory.swap import replace_segments
 from logstore.files import FileSystem
-from logstore.partition.log import PartitionLog
 from logstore.records.scan import scan_batches
 from logstore.segment.names import Transient
 from logstore.segment.segment import LogSegment
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import DIRECTORY, bases, batch, contents, open_log, rec, sized_batch, state_path
 from simulation.tracing import Call, TracingFileSystem
@@ -25,7 +25,7 @@ CONFIG = LogConfig(segment_bytes=300, index_interval_bytes=50, file_delete_delay
 KEPT = (2, 7, 8, 15)
 
 
-def filled(fs: SimulatedFileSystem) -> PartitionLog:
+def filled(fs: SimulatedFileSystem) -> PartitionWriter:
     """Segments at 0, 6, 12, 18, 24; the log ends at 26."""
     log = open_log(fs, config=CONFIG)
     for _ in range(13):
@@ -56,7 +56,7 @@ def replaced(fs: FileSystem, new_bases: list[int], old_bases: list[int]) -> None
     replace_segments(fs, DIRECTORY, new_bases, old_bases)
 
 
-def offsets_of(log: PartitionLog) -> list[int]:
+def offsets_of(log: PartitionWriter) -> list[int]:
     return [row[0] for row in contents(log)]
 
 

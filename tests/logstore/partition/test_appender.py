@@ -1,4 +1,4 @@
-"""The appender against the log that was never closed: the same bytes in every file, however it is opened in between."""
+"""The appenders against a log that was never closed: the same bytes in every file, however it is opened in between."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.directory.tail import Tail
-from logstore.errors import AppendTooLarge, DamagedLog
+from logstore.errors import AppendTooLarge, DamagedLog, DuramenError
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.appender import Appender, tail_of
-from logstore.partition.log import PartitionLog
+from logstore.partition.producer_append import ProducerAppender
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
-from logstore.records.encoder import BatchOptions, Encoder
+from logstore.records.control import encode_marker
+from logstore.records.encoder import BatchOptions, Encoder, encode_batch
 from logstore.records.record import Record
 from logstore.records.scan import scan_batches
 from logstore.segment.batches import Chunk
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 PARTITION = TopicPartition("orders", 0)
 BASE_MS = 1_700_000_000_000
@@ -53,8 +55,8 @@ class Twins:
         self.tail, self.end = tail_of(other.segments[-1]), other.log_end_offset
         other.close(clean=False)
 
-    def _open(self, directory: Path, state_path: str) -> PartitionLog:
-        return PartitionLog.open(
+    def _open(self, directory: Path, state_path: str) -> PartitionWriter:
+        return PartitionWriter.open(
             str(directory),
             partition=PARTITION,
             config=self.config,
@@ -213,3 +215,105 @@ def test_a_thousand_rolls_need_no_more_open_files_than_one(tmp_path: Path) -> No
     assert len(os.listdir("/proc/self/fd")) <= before + 4
     appender.finish()
     assert len(list(twins.fast.glob("*.log"))) == 300
+
+
+# --- logs that know producers -----------------------------------------------------------------------------------------
+
+
+class ProducerTwins:
+    """The same transactions in two logs that stay open; one is appended to by the reference, one by the product."""
+
+    def __init__(self, folder: Path, settings: dict[str, object]) -> None:
+        config = LogConfig.from_mapping({name: str(value) for name, value in settings.items()})
+        self.clock = ManualClock(BASE_MS)
+        self.folders = folder / "plain", folder / "fast"
+        self.logs = [
+            PartitionWriter.open(
+                str(directory),
+                partition=PARTITION,
+                config=config,
+                clean=True,
+                state_path=f"{directory}.state",
+                clock=self.clock,
+                long_lived=False,
+            )
+            for directory in self.folders
+        ]
+        self.sequences = dict.fromkeys(range(4), 0)
+
+    def begin(self, rng: random.Random, producer_id: int) -> None:
+        records = some(rng, rng.randrange(1, 4), self.clock.now_ms())
+        options = BatchOptions(
+            transactional=True, producer_id=producer_id, producer_epoch=0, base_sequence=self.sequences[producer_id]
+        )
+        self.sequences[producer_id] += len(records)
+        for log in self.logs:
+            log.append_batches(encode_batch(columns_of(records), options))
+
+    def append(self, data: bytes) -> None:
+        plain, fast = self.logs
+        plain.append_batches(data, origin=AppendOrigin.COORDINATOR)
+        ProducerAppender(fast, leader_epoch=0).append([chunk_of(data)])
+
+    def check(self) -> int:
+        plain, fast = self.logs
+        assert contents(self.folders[0]) == contents(self.folders[1])
+        assert plain.log_end_offset == fast.log_end_offset
+        assert plain.producers.producers == fast.producers.producers
+        assert plain.open_transactions == fast.open_transactions
+        lists = [read_state(OS_FILES, f"{directory}.state") for directory in self.folders]
+        assert lists[0] == lists[1]
+        return len(fast.segments)
+
+
+def marker(producer_id: int, at_ms: int, *, commit: bool = False, epoch: int = 0) -> bytes:
+    return encode_marker(
+        commit=commit, producer_id=producer_id, producer_epoch=epoch, coordinator_epoch=0, timestamp_ms=at_ms
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"segment.bytes": 1500, "index.interval.bytes": 200}, id="size"),
+        pytest.param({"segment.ms": 1500, "index.interval.bytes": 0}, id="time"),
+        pytest.param({"segment.index.bytes": 36, "index.interval.bytes": 100}, id="index"),
+        pytest.param({"segment.bytes": 1500, "message.timestamp.type": "LogAppendTime"}, id="stamp"),
+    ],
+)
+def test_batches_and_markers_equal_those_of_the_reference(
+    tmp_path: Path, settings: dict[str, object], seed: int
+) -> None:
+    rng = random.Random(seed)
+    twins = ProducerTwins(tmp_path, settings)
+    for _ in range(25):
+        twins.clock.advance(rng.randrange(400))
+        for producer_id in rng.sample(range(4), rng.randrange(3)):
+            twins.begin(rng, producer_id)
+        parts = [encoded(some(rng, rng.randrange(1, 12), twins.clock.now_ms()), batch_bytes=300)]
+        open_now = [state.producer_id for state in twins.logs[0].open_transactions]
+        for producer_id in rng.sample(open_now, rng.randrange(len(open_now) + 1)):
+            parts.insert(
+                rng.randrange(len(parts) + 1), marker(producer_id, twins.clock.now_ms(), commit=rng.random() < 0.5)
+            )
+        twins.append(b"".join(parts))
+        twins.check()
+    assert twins.check() > 2, "the rule was never reached"
+
+
+def test_an_append_that_a_producer_refuses_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    twins = ProducerTwins(tmp_path, {"segment.bytes": 1 << 20})
+    twins.begin(rng, 1)
+    log = twins.logs[1]
+    data = encoded(some(rng, 9, BASE_MS), batch_bytes=200) + marker(1, BASE_MS, epoch=-2)
+    with pytest.raises(DuramenError):
+        ProducerAppender(log, leader_epoch=3).append([chunk_of(data)])
+    assert log.epochs.latest is not None
+    assert log.epochs.latest.epoch == 0
+    assert [state.producer_id for state in log.open_transactions] == [1]
+    assert log.producers.producers == twins.logs[0].producers.producers
+    twins.append(encoded(some(rng, 9, BASE_MS), batch_bytes=200) + marker(1, BASE_MS))
+    files = [next(directory.glob("*.log")) for directory in twins.folders]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert not log.open_transactions

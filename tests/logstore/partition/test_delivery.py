@@ -12,18 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import (
-    CorruptBatch,
+from logstore.errors import CorruptBatch, DuramenError, OffsetOutOfRange, UnknownTopic
+from logstore.files import OS_FILES, File
+from reference import delivery
+from reference.delivery import (
     DeliveryBroken,
     DeliveryTimeout,
     DeliveryTooLarge,
-    DuramenError,
-    OffsetOutOfRange,
-    UnknownTopic,
-)
-from logstore.files import OS_FILES, File
-from logstore.partition import delivery
-from logstore.partition.delivery import (
     FileRange,
     MessageSet,
     error_code_of,

@@ -20,11 +20,11 @@ from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition import latest
 from logstore.partition.latest import latest_records
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.partition_writer import PartitionWriter
 
 PARTITION = TopicPartition("t", 0)
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -37,7 +37,7 @@ class Written:
         self.directory = os.path.join(root, "t-0")
         self.state_path = os.path.join(root, "state")
         os.makedirs(self.directory, exist_ok=True)
-        log = PartitionLog.open(
+        log = PartitionWriter.open(
             self.directory,
             partition=PARTITION,
             config=LogConfig(segment_bytes=segment_bytes),

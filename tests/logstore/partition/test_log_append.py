@@ -32,11 +32,11 @@ from logstore.errors import (
     TransactionCoordinatorFenced,
 )
 from logstore.limits import INT64_MAX
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.reading import Isolation
 from logstore.records.control import encode_marker
 from logstore.records.record import Record, TimestampType
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     NOW_MS,
@@ -59,7 +59,7 @@ VECTORS = Path(__file__).parents[2] / "vectors"
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
-def log_with(**settings: object) -> PartitionLog:
+def log_with(**settings: object) -> PartitionWriter:
     return open_log(SimulatedFileSystem(), config=LogConfig(**settings))  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def arrow(records: list[Record]) -> pa.Table:
 
 
 #: the three ways in, for rules that hold whichever is taken
-WAYS: dict[str, Callable[[PartitionLog, list[Record]], object]] = {
+WAYS: dict[str, Callable[[PartitionWriter, list[Record]], object]] = {
     "records": lambda log, records: log.append(records),
     "columns": lambda log, records: log.append_columns(arrow(records)),
     "batches": lambda log, records: log.append_batches(batch(records)),
@@ -92,7 +92,7 @@ every_way = pytest.mark.parametrize("append", WAYS.values(), ids=WAYS)
 
 
 def raises_and_leaves_the_log_alone(
-    log: PartitionLog, kind: type[Exception], append: Callable[[], object]
+    log: PartitionWriter, kind: type[Exception], append: Callable[[], object]
 ) -> BaseException:
     before = contents(log), log.log_end_offset, log.high_watermark, log.last_stable_offset, log.size_bytes
     with pytest.raises(kind) as refused:
@@ -107,7 +107,7 @@ def raises_and_leaves_the_log_alone(
 
 
 @every_way
-def test_offsets_follow_one_another(append: Callable[[PartitionLog, list[Record]], object]) -> None:
+def test_offsets_follow_one_another(append: Callable[[PartitionWriter, list[Record]], object]) -> None:
     log = log_with()
     for first in (0, 3, 6):
         append(log, recs(3, first=first))
@@ -230,7 +230,9 @@ def test_replicated_batches_are_not_held_to_max_message_bytes_but_to_segment_byt
 
 
 @every_way
-def test_a_compacted_topic_takes_no_record_without_key(append: Callable[[PartitionLog, list[Record]], object]) -> None:
+def test_a_compacted_topic_takes_no_record_without_key(
+    append: Callable[[PartitionWriter, list[Record]], object],
+) -> None:
     log = log_with(cleanup_policy=COMPACT)
     append(log, [rec(None, "k")])
     records = [rec("v", "k")] * 9 + [rec("v", None)] + [rec("v", "k")] * 3
@@ -238,7 +240,7 @@ def test_a_compacted_topic_takes_no_record_without_key(append: Callable[[Partiti
 
 
 @every_way
-def test_other_topics_take_records_without_key(append: Callable[[PartitionLog, list[Record]], object]) -> None:
+def test_other_topics_take_records_without_key(append: Callable[[PartitionWriter, list[Record]], object]) -> None:
     log = log_with()
     append(log, [rec("v", None)])
     assert contents(log)[0][1] is None
@@ -261,7 +263,7 @@ def test_an_arrow_table_without_keys_is_refused_on_a_compacted_topic() -> None:
 
 
 @every_way
-def test_a_batch_above_max_message_bytes_is_refused(append: Callable[[PartitionLog, list[Record]], object]) -> None:
+def test_a_batch_above_max_message_bytes_is_refused(append: Callable[[PartitionWriter, list[Record]], object]) -> None:
     size = len(batch([rec(b"x" * 100)]))
     append(log_with(max_message_bytes=size), [rec(b"x" * 100)])
     log = log_with(max_message_bytes=size)
@@ -277,7 +279,7 @@ def test_records_are_cut_into_batches_that_fit_max_message_bytes() -> None:
 
 
 @every_way
-def test_an_append_larger_than_a_segment_is_refused(append: Callable[[PartitionLog, list[Record]], object]) -> None:
+def test_an_append_larger_than_a_segment_is_refused(append: Callable[[PartitionWriter, list[Record]], object]) -> None:
     size = len(batch([rec(b"x" * 100)]))
     append(log_with(segment_bytes=size), [rec(b"x" * 100)])
     log = log_with(segment_bytes=size)
@@ -287,7 +289,7 @@ def test_an_append_larger_than_a_segment_is_refused(append: Callable[[PartitionL
 @every_way
 @pytest.mark.parametrize(("at_ms", "taken"), [(NOW_MS - 500, True), (NOW_MS - 501, False), (-1, True)])
 def test_a_create_time_too_old_is_refused(
-    append: Callable[[PartitionLog, list[Record]], object], at_ms: int, taken: bool
+    append: Callable[[PartitionWriter, list[Record]], object], at_ms: int, taken: bool
 ) -> None:
     log = log_with(message_timestamp_before_max_ms=500)
     records = [rec(at_ms=NOW_MS), rec(at_ms=at_ms), rec(at_ms=-1)]
@@ -301,7 +303,7 @@ def test_a_create_time_too_old_is_refused(
 @every_way
 @pytest.mark.parametrize(("at_ms", "taken"), [(NOW_MS + 500, True), (NOW_MS + 501, False)])
 def test_a_create_time_too_far_ahead_is_refused(
-    append: Callable[[PartitionLog, list[Record]], object], at_ms: int, taken: bool
+    append: Callable[[PartitionWriter, list[Record]], object], at_ms: int, taken: bool
 ) -> None:
     log = log_with(message_timestamp_after_max_ms=500)
     records = [rec(at_ms=-1), rec(at_ms=at_ms)]
@@ -335,7 +337,7 @@ def test_a_client_batch_must_not_be_marked_log_append_time() -> None:
 
 @every_way
 def test_log_append_time_stamps_the_batch_and_asks_no_record(
-    append: Callable[[PartitionLog, list[Record]], object],
+    append: Callable[[PartitionWriter, list[Record]], object],
 ) -> None:
     log = log_with(message_timestamp_type="LogAppendTime", message_timestamp_before_max_ms=10)
     append(log, [rec(at_ms=3), rec(at_ms=NOW_MS + 10**9)])
@@ -367,7 +369,7 @@ def test_a_header_that_claims_another_largest_timestamp_is_corrected() -> None:
 # --- compression ------------------------------------------------------------------------------------------------------
 
 
-def codecs_of(log: PartitionLog) -> list[int]:
+def codecs_of(log: PartitionWriter) -> list[int]:
     return [header.codec_id for segment in log.segments for header in segment.headers()]
 
 
@@ -531,7 +533,7 @@ def test_a_refused_batch_takes_back_the_one_before_it_in_the_same_append() -> No
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-def committed(log: PartitionLog) -> list[bytes | None]:
+def committed(log: PartitionWriter) -> list[bytes | None]:
     return [record.value for record in log.records(isolation=Isolation.READ_COMMITTED)]
 
 

@@ -14,13 +14,13 @@ from logstore.clock import SYSTEM_CLOCK, ManualClock
 from logstore.config import LogConfig
 from logstore.directory.state import read_state
 from logstore.errors import DamagedLog
-from logstore.partition.log import PartitionLog
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import NOW_MS, batch, contents, expected, open_log, rec, recs, sized_batch, state_path
 from simulation.tracing import Call, TracingFileSystem
 
 
-def unflushed(log: PartitionLog) -> int:
+def unflushed(log: PartitionWriter) -> int:
     return log.log_end_offset - log.recovery_point
 
 

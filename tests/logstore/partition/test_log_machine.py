@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
-from logstore.partition.reading import Isolation
 from logstore.records.record import Record
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import DIRECTORY, PARTITION, batch, contents, open_log, state_path
 
@@ -57,7 +57,7 @@ class Oracle:
 
 
 class LogMachine(RuleBasedStateMachine):
-    log: PartitionLog
+    log: PartitionWriter
     fs: SimulatedFileSystem
 
     @initialize(
@@ -99,7 +99,7 @@ class LogMachine(RuleBasedStateMachine):
         self.sent: tuple[int, int, bytes] | None = None  # first and last offset of the producer's last batch
         self.log = self._open(clean=True, recovery_point=0)
 
-    def _open(self, *, clean: bool, recovery_point: int) -> PartitionLog:
+    def _open(self, *, clean: bool, recovery_point: int) -> PartitionWriter:
         return open_log(
             self.fs,
             config=self.config,

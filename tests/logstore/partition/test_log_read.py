@@ -12,18 +12,18 @@ from logstore.clock import SYSTEM_CLOCK
 from logstore.config import LogConfig
 from logstore.errors import BufferLimit, CorruptBatch, DamagedLog, OffsetOutOfRange
 from logstore.limits import INT64_MAX, Limits
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.reading import Fetched, Isolation
 from logstore.records.iterate import iter_records
 from logstore.records.record import Record
 from logstore.segment.time_index import TimestampOffset
+from reference.fetching import Fetched, Isolation
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import NOW_MS, batch, contents, expected, open_log, rec, recs, sized_batch
 from simulation.tracing import TracingFileSystem
 
 
-def log_with(fs: SimulatedFileSystem | None = None, **settings: object) -> PartitionLog:
+def log_with(fs: SimulatedFileSystem | None = None, **settings: object) -> PartitionWriter:
     return open_log(fs or SimulatedFileSystem(), config=LogConfig(**settings))  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def bytes_of(fetched: Fetched) -> bytes:
 
 
 @pytest.fixture
-def log() -> PartitionLog:
+def log() -> PartitionWriter:
     """Ten batches of two records and 100 bytes, three a segment: offsets 0-5, 6-11, 12-17, 18-19."""
     log = log_with(segment_bytes=300)
     for _ in range(10):
@@ -64,7 +64,7 @@ def log() -> PartitionLog:
     ],
 )
 def test_a_fetch_is_a_byte_range_of_one_segment(
-    log: PartitionLog, offset: int, max_bytes: int, base: int, position: int, size: int
+    log: PartitionWriter, offset: int, max_bytes: int, base: int, position: int, size: int
 ) -> None:
     fetched = log.fetch(offset, max_bytes)
     assert (fetched.segment_base_offset, fetched.position, fetched.size_bytes) == (base, position, size)
@@ -72,13 +72,13 @@ def test_a_fetch_is_a_byte_range_of_one_segment(
     assert len(bytes_of(fetched)) == size
 
 
-def test_without_a_whole_batch_even_the_first_may_be_cut(log: PartitionLog) -> None:
+def test_without_a_whole_batch_even_the_first_may_be_cut(log: PartitionWriter) -> None:
     fetched = log.fetch(0, 10, min_one_batch=False)
     assert (fetched.size_bytes, fetched.first_batch_incomplete) == (10, True)
     assert log.fetch(0, 100, min_one_batch=False).first_batch_incomplete is False
 
 
-def test_at_the_end_there_is_nothing_and_beyond_it_an_error(log: PartitionLog) -> None:
+def test_at_the_end_there_is_nothing_and_beyond_it_an_error(log: PartitionWriter) -> None:
     assert (log.fetch(20, 1000).size_bytes, log.fetch(20, 1000).range()) == (0, None)
     with pytest.raises(OffsetOutOfRange, match="beyond the log end 20") as refused:
         log.fetch(21, 1000)
@@ -87,7 +87,7 @@ def test_at_the_end_there_is_nothing_and_beyond_it_an_error(log: PartitionLog) -
         log.fetch(-1, 1000)
 
 
-def test_below_the_log_start_is_an_error_even_while_the_files_are_there(log: PartitionLog) -> None:
+def test_below_the_log_start_is_an_error_even_while_the_files_are_there(log: PartitionWriter) -> None:
     log.advance_log_start(3)
     with pytest.raises(OffsetOutOfRange, match="below the log start 3"):
         log.fetch(2, 1000)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.directory.state import read_state
-from logstore.partition.log import DeletedSegments, PartitionLog
 from logstore.partition.retention import LogFacts
+from reference.partition_writer import DeletedSegments, PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,
@@ -37,7 +37,7 @@ def filled(
     fs: SimulatedFileSystem | TracingFileSystem | None = None,
     clock: ManualClock | None = None,
     **options: object,
-) -> PartitionLog:
+) -> PartitionWriter:
     """One segment of 100 bytes for each timestamp."""
     log = open_log(
         fs or SimulatedFileSystem(),

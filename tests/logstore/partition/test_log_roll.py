@@ -12,7 +12,8 @@ from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.limits import RELATIVE_OFFSET_MAX
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.roll import ActiveSegment, NextAppend, RollReason, roll_reason
+from logstore.partition.roll import RollReason
+from reference.roll_rule import ActiveSegment, NextAppend, roll_reason
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,

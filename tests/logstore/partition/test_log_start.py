@@ -5,7 +5,7 @@ import pytest
 from logstore.config import LogConfig
 from logstore.directory.state import read_state
 from logstore.errors import OffsetOutOfRange
-from logstore.partition.log import PartitionLog
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,
@@ -21,7 +21,7 @@ from simulation.logs import (
 )
 
 
-def filled(fs: SimulatedFileSystem, **options: object) -> PartitionLog:
+def filled(fs: SimulatedFileSystem, **options: object) -> PartitionWriter:
     log = open_log(fs, config=LogConfig(segment_bytes=300), **options)  # type: ignore[arg-type]
     for _ in range(10):
         log.append_batches(sized_batch(100, count=3))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from logstore.config import LogConfig
 from logstore.directory.state import read_state
 from logstore.errors import DamagedLog, OffsetOutOfRange, OutOfOrderSequence
-from logstore.partition.log import PartitionLog
-from logstore.partition.reading import Isolation
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,
@@ -29,7 +29,7 @@ from simulation.logs import (
 from simulation.tracing import Call, TracingFileSystem
 
 
-def filled(fs: SimulatedFileSystem | None = None, **options: object) -> PartitionLog:
+def filled(fs: SimulatedFileSystem | None = None, **options: object) -> PartitionWriter:
     """Batches of three records, three a segment: bases 0, 9, 18, 27; the log ends at 30."""
     log = open_log(fs or SimulatedFileSystem(), config=LogConfig(segment_bytes=300), **options)  # type: ignore[arg-type]
     for _ in range(10):

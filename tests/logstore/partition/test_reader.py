@@ -17,10 +17,10 @@ from logstore.errors import BufferLimit, CorruptState, DamagedLog, DuramenError,
 from logstore.files import OS_FILES, FileSystem
 from logstore.limits import Limits
 from logstore.partition import reader as reader_module
-from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import OnOutOfRange
 from logstore.segment.time_index import TimestampOffset
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,
@@ -52,7 +52,7 @@ def reader_of(
     )
 
 
-def filled(fs: SimulatedFileSystem, batches: int = 10, config: LogConfig = CONFIG) -> PartitionLog:
+def filled(fs: SimulatedFileSystem, batches: int = 10, config: LogConfig = CONFIG) -> PartitionWriter:
     """Batches of two records and 100 bytes, three a segment."""
     log = open_log(fs, config=config)
     for _ in range(batches):

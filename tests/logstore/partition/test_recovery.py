@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from logstore.config import LogConfig
 from logstore.errors import BufferLimit, CorruptBatch, DamagedLog
 from logstore.limits import RELATIVE_OFFSET_MAX, Limits
-from logstore.partition.log import PartitionLog
 from logstore.partition.producer_state import AppendOrigin
-from logstore.partition.reading import Isolation
+from reference.fetching import Isolation
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import (
     DIRECTORY,
@@ -32,7 +32,7 @@ from simulation.logs import (
 CONFIG = LogConfig(segment_bytes=300, index_interval_bytes=50)
 
 
-def filled(fs: SimulatedFileSystem, batches: int = 10, **options: object) -> PartitionLog:
+def filled(fs: SimulatedFileSystem, batches: int = 10, **options: object) -> PartitionWriter:
     """Batches of 100 bytes and two records, three a segment: bases 0, 6, 12, 18; the log ends at 20."""
     log = open_log(fs, config=CONFIG, **options)  # type: ignore[arg-type]
     for n in range(batches):
@@ -46,7 +46,7 @@ def closed(batches: int = 10, **options: object) -> SimulatedFileSystem:
     return fs
 
 
-def recovered(fs: SimulatedFileSystem, **options: object) -> PartitionLog:
+def recovered(fs: SimulatedFileSystem, **options: object) -> PartitionWriter:
     return open_log(fs, config=CONFIG, clean=False, **options)  # type: ignore[arg-type]
 
 

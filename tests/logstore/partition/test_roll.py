@@ -7,14 +7,8 @@ import pytest
 
 from logstore.config import LogConfig
 from logstore.limits import RELATIVE_OFFSET_MAX
-from logstore.partition.roll import (
-    ActiveSegment,
-    NextAppend,
-    RollReason,
-    draw_jitter_ms,
-    max_segment_ms,
-    roll_reason,
-)
+from logstore.partition.roll import RollReason, max_segment_ms
+from reference.roll_rule import ActiveSegment, NextAppend, draw_jitter_ms, roll_reason
 
 CONFIG = LogConfig(segment_bytes=1000, segment_ms=500)
 #: half full, first batch at 10_000

@@ -13,8 +13,8 @@ from logstore.config import LogConfig
 from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state, write_state
 from logstore.directory.swap import finish_swap
 from logstore.limits import DEFAULT_LIMITS
-from logstore.partition.log import PartitionLog
 from logstore.partition.salvage import Partition, Salvage, carry_out, has_wrong_list, plan_salvage, reasons
+from reference.partition_writer import PartitionWriter
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 from simulation.logs import DIRECTORY, NOW_MS, contents, directory_bytes, open_log, rec, sized_batch, state_path
 
@@ -68,7 +68,7 @@ def given(fs: SimulatedFileSystem, committed: int | None = 24, **changes: object
     )
 
 
-def salvage(fs: SimulatedFileSystem, **options: object) -> tuple[Salvage, PartitionLog]:
+def salvage(fs: SimulatedFileSystem, **options: object) -> tuple[Salvage, PartitionWriter]:
     """Plan, carry out, open with every check; the log must have nothing more to give up."""
     partition = given(fs, **options)  # type: ignore[arg-type]
     plan = plan_salvage(partition)

@@ -6,18 +6,11 @@ import pytest
 from logstore.config import LogConfig
 from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, RecordTooLarge
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX
-from logstore.partition.validation import (
-    check_columns,
-    check_sizes,
-    check_timestamps,
-    client_batches,
-    codec_level,
-    topic_codec_id,
-    whole_batches,
-)
+from logstore.partition.validation import check_columns, check_sizes, check_timestamps, codec_level, topic_codec_id
 from logstore.records.columns import columns_of
 from logstore.records.scan import scan_batches
 from logstore.records.table import LAST_OFFSET, SIZE
+from reference.client_batches import client_batches, whole_batches
 from simulation.logs import NOW_MS, PARTITION, batch, rec, recs, sized_batch
 
 NAMES = ("uncompressed", "gzip", "snappy", "lz4", "zstd")

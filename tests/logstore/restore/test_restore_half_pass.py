@@ -22,6 +22,7 @@ from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import examine, import_topics, stopped_source
 from logstore.upkeep.maintenance import recover
+from reference.partition_writer import writing
 
 NOW_MS = 1_700_000_000_000
 State = dict[bytes, bytes]
@@ -68,7 +69,7 @@ class Truth:
 
     def append(self, batches: int, *, new_keys: bool = False) -> None:
         topic = self.store.topic(self.name)
-        with self.store.writing(topic, 0, what="test") as log:
+        with writing(self.store, topic, 0, what="test") as log:
             for _ in range(batches):
                 records = []
                 for _ in range(5):

@@ -34,6 +34,7 @@ from logstore.restore.visibility import visible_ends
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.maintenance import delete_records, retain
+from reference.partition_writer import writing
 from tests.logstore.restore.test_restore_half_pass import NOW_MS, compact
 
 TOPICS = ("a", "b", "c")
@@ -52,7 +53,7 @@ def transactional(key: bytes, value: bytes, producer_id: int) -> bytes:
 def mixed(store: LogStore) -> Topic:
     """Of each key a committed value; then an aborted one of `a`, and an open one of `o`."""
     topic = store.create_topic("t", configs={"cleanup.policy": "compact"})
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         log.append([Record(b"a", b"good", NOW_MS), Record(b"o", b"good", NOW_MS), Record(b"p", b"plain", NOW_MS)])
         log.append_batches(transactional(b"a", b"aborted", 1), origin=AppendOrigin.CLIENT)
         log.append_batches(transactional(b"x", b"aborted", 2), origin=AppendOrigin.CLIENT)
@@ -101,7 +102,7 @@ def test_get_never_says_no_of_a_key_that_is_there_while_a_writer_rolls(store: Lo
     topic = store.create_topic(
         "t", configs={"cleanup.policy": "compact", "duramen.compaction.order": order, "segment.bytes": 400}
     )
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         log.append([Record(b"k", b"v", NOW_MS), *(Record(b"n%d" % n, b"x" * 50, NOW_MS) for n in range(30))])
     reads = store.reader
     rolled = [0]
@@ -114,7 +115,7 @@ def test_get_never_says_no_of_a_key_that_is_there_while_a_writer_rolls(store: Lo
         def moved() -> object:
             rolled[0] += 1
             if rolled[0] <= 5:
-                with store.writing(topic, 0, what="test") as log:
+                with writing(store, topic, 0, what="test") as log:
                     log.append([Record(b"m%d" % rolled[0], b"y" * 300, NOW_MS)])
                     log.roll()
             else:  # as far as the list tells

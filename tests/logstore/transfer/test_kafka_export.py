@@ -18,6 +18,7 @@ from logstore.topics.registry import Topic
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import examine, import_topics
 from logstore.upkeep.maintenance import delete_records, recover
+from reference.partition_writer import writing
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 KAFKA_ID = "Kf3BP2PlSxiZLtZdEXcE9w"
@@ -78,7 +79,7 @@ def test_exported_records_come_back(store: LogStore, orders: Topic, tmp_path: Pa
 
 def test_only_what_is_committed_is_exported(store: LogStore, orders: Topic, tmp_path: Path, read_all: ReadAll) -> None:
     def append_and_die() -> None:
-        with store.writing(orders, 0, what="test") as log:
+        with writing(store, orders, 0, what="test") as log:
             log.append([Record(b"k", b"undecided" * 50, 1_700_000_000_000 + n) for n in range(40)], batch_bytes=300)
             raise ZeroDivisionError
 

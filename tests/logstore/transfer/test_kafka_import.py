@@ -20,6 +20,7 @@ from logstore.topics.registry import Topic
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import ImportedTopic, examine, import_topics, plan_import, stopped_source
 from logstore.upkeep.maintenance import delete_records
+from reference.partition_writer import writing
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 
@@ -70,7 +71,7 @@ def test_a_clean_directory_comes_in_as_it_is(
     for path in logs:
         assert os.path.samefile(path, broker / "orders-0" / path.name) == (link and path != logs[-1])
     assert list(Path(target.layout.staging).iterdir()) == []
-    with target.writing(topic, 0, what="test") as log:
+    with writing(target, topic, 0, what="test") as log:
         assert log.append([Record(b"k", b"v", 1_700_000_000_000)]).first_offset == 300
     assert snapshot(broker) == before, "writing to the store does not reach a linked source"
 

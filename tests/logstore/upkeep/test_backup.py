@@ -21,6 +21,7 @@ from logstore.transfer.kafka_export import export_topics
 from logstore.upkeep.backup import backup
 from logstore.upkeep.maintenance import recover
 from logstore.upkeep.verify import verify_partition
+from reference.partition_writer import PartitionWriter, writing
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 SMALL = {"segment.bytes": 800, "index.interval.bytes": 100}
@@ -216,7 +217,7 @@ def test_recover_of_the_live_store_leaves_its_backups_and_exports_alone(
     before = _shared(target)
     recover(store, orders, [0])
     assert {path: Path(path).read_bytes() for path in before} == before
-    with store.writing(orders, 0, what="test") as log:
+    with writing(store, orders, 0, what="test") as log:
         log.append([Record(b"k", b"after", 1000)])
     assert {path: Path(path).read_bytes() for path in before} == before
 
@@ -227,7 +228,7 @@ def test_truncation_and_appends_copy_a_shared_segment_first(store: LogStore, ord
     base = store.partition_state(orders, 0).segments[2].base_offset
     for inside in (3, 0):  # within a sealed segment, which becomes active, and at its very end
         with store.locks.lease(orders.id, what="test"):
-            log = store.open_log(orders, 0, clean=True)
+            log = PartitionWriter.of(store.open_log(orders, 0, clean=True))
             log.truncate_to(base + inside)
             log.append([Record(b"k", b"new", 1000)])
             log.close()

@@ -14,6 +14,7 @@ from logstore.segment.time_index import TimestampOffset
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.maintenance import retain
+from reference.partition_writer import writing
 
 BASE_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -24,7 +25,7 @@ def filled(store: LogStore, seed: int, **configs: object) -> tuple[Topic, list[R
     topic = store.create_topic("t", configs={"segment.bytes": 1500, "index.interval.bytes": 200, **configs})
     chance = random.Random(seed)
     records = [Record(b"k%d" % n, b"v" * 20, BASE_MS + 10 * n + chance.randrange(60)) for n in range(200)]
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         log.append(records, batch_bytes=300)
         assert len(log.segments) > 4
     return topic, records
@@ -109,7 +110,7 @@ def test_lookups_by_time_answer_from_the_log(store: LogStore, seed: int, how: st
     largest = max(record.timestamp_ms for record in records)
     of_largest = next(n for n, record in enumerate(records) if record.timestamp_ms == largest)
     if opened == "to write":
-        with store.writing(topic, 0, what="test") as log:
+        with writing(store, topic, 0, what="test") as log:
             found = [log.offset_for_timestamp(at) for at in asked]
             assert log.offset_for_timestamp(-3) == TimestampOffset(largest, of_largest)
     else:

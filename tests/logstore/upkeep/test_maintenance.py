@@ -19,6 +19,7 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.maintenance import delete_records, recover, retain
+from reference.partition_writer import writing
 
 BASE_MS = 1_700_000_000_000
 WEEK_MS = 604_800_000
@@ -34,7 +35,7 @@ class Crash(BaseException):
 
 
 def append_and_die(store: LogStore, topic: Topic, given: list[Record]) -> None:
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         log.append(given)
         log.flush()
         raise Crash
@@ -75,14 +76,14 @@ def test_what_was_never_published_is_cut_before_the_next_write(
 ) -> None:
     with pytest.raises(Crash):
         append_and_die(store, orders, records(5, "lost"))
-    with store.writing(orders, 0, what="test") as log:
+    with writing(store, orders, 0, what="test") as log:
         assert log.log_end_offset == 300
         log.append(records(3, "kept"))
     assert values(read_all(store, "orders")[0][300:]) == [b"kept0", b"kept1", b"kept2"]
 
 
 def test_a_clean_close_needs_no_scan(store: LogStore, orders: Topic) -> None:
-    with store.writing(orders, 0, what="test") as log:
+    with writing(store, orders, 0, what="test") as log:
         assert log.recovery.clean
         assert log.recovery.segments_scanned == 0
 
@@ -150,7 +151,7 @@ def test_retention_can_take_everything_and_the_offsets_go_on(store: LogStore, or
     planned = retain(store, orders, 0, now_ms=BASE_MS + 2 * WEEK_MS, dry_run=True)
     assert retain(store, orders, 0, now_ms=BASE_MS + 2 * WEEK_MS) == planned
     assert read_all(store, "orders")[0] == []
-    with store.writing(orders, 0, what="test") as log:
+    with writing(store, orders, 0, what="test") as log:
         assert log.append(records(1)).first_offset == 300
 
 
@@ -233,7 +234,7 @@ def test_one_bad_batch_costs_its_own_records_and_no_others(store: LogStore, orde
     assert left[0] == [each for each in before[0] if not loss.base_offset <= each.offset < loss.end_offset]
     assert left[1] == before[1]
     assert all(os.path.exists(each) for each in report.quarantined)
-    with store.writing(orders, 0, what="test") as log:
+    with writing(store, orders, 0, what="test") as log:
         assert log.append(records(2)).first_offset == 300  # no offset is ever given twice
     assert [record.offset for record in read_all(store, "orders")[0][-2:]] == [300, 301]
     assert store.partition_state(orders, 0).losses == (loss,)
@@ -248,7 +249,7 @@ def test_a_log_that_lost_its_end_is_refused_until_recovered(store: LogStore, ord
         pytest.fail("appended over lost records")
     (report,) = recover(store, orders, [0])
     assert report.losses[-1].end_offset == 300
-    with store.writing(orders, 0, what="test") as log:
+    with writing(store, orders, 0, what="test") as log:
         assert log.append(records(1)).first_offset == 300
 
 
@@ -331,7 +332,7 @@ def test_a_batch_does_not_return_behind_tombstones_that_are_gone(store: LogStore
     """A deleted key would come back: its tombstone, which was newer than the batch, was compacted away."""
     configs = {"cleanup.policy": "compact", "segment.bytes": 1000, "delete.retention.ms": 0, "file.delete.delay.ms": 0}
     topic = store.create_topic("keyed", configs=configs)
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         log.append([Record(b"gone", b"value", BASE_MS)])
         log.append([Record(b"other", b"value", BASE_MS)])
     path = first_log(store, topic, 0)
@@ -341,10 +342,10 @@ def test_a_batch_does_not_return_behind_tombstones_that_are_gone(store: LogStore
     (report,) = recover(store, topic)
     (loss,) = report.losses
     assert (loss.base_offset, loss.end_offset) == (0, 1)
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         log.append([Record(b"gone", None, BASE_MS)])
     for number in range(3):
-        with store.writing(topic, 0, what="test") as log:
+        with writing(store, topic, 0, what="test") as log:
             log.append([Record(b"more%d" % number, b"x", BASE_MS)])
         compact(store=store, topics=["keyed"], force=True, roll_active=True, now_ms=BASE_MS + number * 100_000_000)
     assert b"gone" not in {each.key for each in read_all(store, "keyed")[0]}

@@ -15,6 +15,7 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.verify import Verification, verify_partition
+from reference.partition_writer import writing
 
 
 def verify(store: LogStore, topic: Topic, number: int = 0) -> Verification:
@@ -202,7 +203,7 @@ def test_a_log_that_ends_below_the_high_watermark_is_damaged(store: LogStore, or
 
 def test_what_lies_above_the_high_watermark_is_not_judged(store: LogStore, orders: Topic) -> None:
     def append_and_die() -> None:
-        with store.writing(orders, 0, what="test") as log:
+        with writing(store, orders, 0, what="test") as log:
             log.append([Record(b"k", b"v", 1_700_000_000_000)])
             raise ZeroDivisionError
 

@@ -17,6 +17,7 @@ from logstore.segment import segment as segment_module
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.maintenance import retain
+from reference.partition_writer import writing
 from tests.logstore.restore.test_restore_half_pass import NOW_MS, compact
 from tests.logstore.upkeep.test_verify import file_of, verify
 
@@ -33,7 +34,7 @@ def filled(store: LogStore, batches: int = 12, **configs: object) -> Topic:
 
 def more(store: LogStore, topic: Topic, seed: int, batches: int) -> None:
     chance = random.Random(seed)
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         for _ in range(batches):
             log.append([Record(b"k%d" % chance.randrange(9), b"v%d" % seed, NOW_MS - 1000) for _ in range(6)])
 
@@ -133,7 +134,7 @@ def test_many_runs_beside_passes(store: LogStore, root: Path, seed: int) -> None
 @pytest.mark.parametrize("codec_id", [0, 1])
 def test_a_record_count_that_lies_is_found_as_readers_find_it(store: LogStore, by: int, codec_id: int) -> None:
     topic = store.create_topic("t", configs={"segment.bytes": 2000})
-    with store.writing(topic, 0, what="test") as log:
+    with writing(store, topic, 0, what="test") as log:
         for number in range(20):
             log.append([Record(b"k%d" % n, b"v" * 40, NOW_MS + number) for n in range(5)], codec_id=codec_id)
     assert verify(store, topic).sound

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from logstore.partition.log import PartitionLog
+    from reference.partition_writer import PartitionWriter
 
 _SLEEP_S_MAX = 3600.0
 
@@ -18,7 +18,7 @@ _SLEEP_S_MAX = 3600.0
 class Flusher:
     """Runs `log.flush_if_due` in time until stopped. A failed flush stops it and is raised by `stop`."""
 
-    def __init__(self, log: PartitionLog, flush_ms: int) -> None:
+    def __init__(self, log: PartitionWriter, flush_ms: int) -> None:
         self._log = log
         # A quarter of the age allowed, so that a record waits at most flush.ms even when it just missed a look.
         self._sleep_s = min(max(flush_ms / 4000, 0.001), _SLEEP_S_MAX)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.errors import DeliveryBroken, DeliveryTimeout, DeliveryTooLarge, DuramenError
+from logstore.errors import DuramenError
 from logstore.files import File
 from logstore.limits import INT32_MAX
 
@@ -39,6 +39,26 @@ _COPY_BYTES = 256 << 10
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK})
 #: "More follows": lets the kernel put a header into one packet with the data behind it.
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
+
+
+class DeliveryTooLarge(DuramenError):
+    """Message sets whose lengths do not fit the framing's int32; nothing was sent."""
+
+    kafka_code = 10
+
+
+class DeliveryBroken(DuramenError):
+    """A file ended before the bytes promised from it; unless `bytes_sent` is 0 the connection must be closed."""
+
+    kafka_code = 56
+    bytes_sent: int = 0
+
+
+class DeliveryTimeout(DuramenError):
+    """The other side took its bytes too slowly; unless `bytes_sent` is 0 the connection must be closed."""
+
+    kafka_code = 7
+    bytes_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
