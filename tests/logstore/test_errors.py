@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from logstore import errors
-from logstore.errors import DamagedLog, DeliveryBroken, DuramenError, HistoryCompacted, UnknownTopic
+from logstore.errors import DamagedLog, DuramenError, HistoryCompacted, UnknownTopic
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = (errors.DamageError, errors.RetriableError, errors.UsageError)
@@ -28,14 +28,14 @@ KINDS = {
         OffsetOutOfRange BufferLimit InvalidTopic UnknownTopic
         TopicExists StrayDirectory UnknownConfig InvalidConfig
         NotAStore StoreVersionError UnsuitableFileSystem AccessDenied
-        ReadOnlyStore ImportRefused ExportRefused DeliveryTooLarge
+        ReadOnlyStore ImportRefused ExportRefused
         InvalidPartition InvalidCommit ForkedProcess UnknownTransaction
         ReplayMismatch MissingBatches HistoryCompacted BackupRefused
         RecoveryChanged NotCompacted PackageMissing KernelsMissing
     """,
     "RetriableError": """
-        LockHeld StoreInUse DeliveryBroken
-        DeliveryTimeout CommitConflict CommitUnknown TopicChanged
+        LockHeld StoreInUse
+        CommitConflict CommitUnknown TopicChanged
         DiskFull AppendUnfinished SegmentsChanged CleaningAborted
     """,
 }
@@ -66,7 +66,6 @@ def test_the_page_has_every_error_below_its_kind() -> None:
     [
         UnknownTopic("there is no topic 'a'", topic="a", hint="Create it"),
         HistoryCompacted("gone", partition="a-0", earliest={"a-0": 7}),
-        DeliveryBroken("the file ends", file="f", position=3, bytes_sent=12),
         DamagedLog("unreadable").at(file="f", position=1, offset=2).with_hint("Run recover").reworded("row 3", row=3),
     ],
     ids=lambda error: type(error).__name__,
