@@ -59,16 +59,15 @@ class BuildPackages(build_py):
         names = compiled_levels()
         if not names:
             return
-        from logstore.records import compaction_kernels, kernels
         from logstore.records.compiler import build_library
+        from logstore.records.kernels import PARAMETERS
         from logstore.records.processor import level_named
 
         folder.mkdir(parents=True, exist_ok=True)
         print(f"compiling the kernels for {', '.join(names)}", file=sys.stderr)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda name: build_library(level_named(name), folder.resolve()), names))
-        functions = {**kernels.KERNELS, **compaction_kernels.KERNELS}
-        (folder / "kernels.json").write_text(json.dumps({"functions": functions}))
+        (folder / "kernels.json").write_text(json.dumps({"functions": PARAMETERS}))
 
 
 class WithLibraries(Distribution):

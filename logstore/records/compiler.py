@@ -28,27 +28,27 @@ def compiled_kernels(only: Sequence[str] = ()) -> Iterator[tuple[str, str, int, 
     from numba.core import compiler, types
     from numba.core.registry import cpu_target
 
-    from logstore.records import compaction_kernels, kernels
+    from logstore.records.kernels import KERNELS, PARAMETERS
 
     flags = compiler.Flags()
     flags.no_cpython_wrapper = True
     flags.no_cfunc_wrapper = True
     flags.release_gil = True
     flags.error_model = "numpy"
-    for module in (kernels, compaction_kernels):
-        for name, parameters in module.KERNELS.items():
-            if only and name not in only:
-                continue
-            compiled = compiler.compile_extra(
-                cpu_target.typing_context,
-                cpu_target.target_context,
-                getattr(module, name).py_func,
-                (types.int64,) * parameters,
-                types.int64,
-                flags,
-                {},
-            )
-            yield name, compiled.fndesc.llvm_func_name, parameters, compiled.library
+    for kernel in KERNELS:
+        name = kernel.__name__
+        if only and name not in only:
+            continue
+        compiled = compiler.compile_extra(
+            cpu_target.typing_context,
+            cpu_target.target_context,
+            kernel.py_func,
+            (types.int64,) * PARAMETERS[name],
+            types.int64,
+            flags,
+            {},
+        )
+        yield name, compiled.fndesc.llvm_func_name, PARAMETERS[name], compiled.library
 
 
 def build_library(level: Level, folder: Path, only: Sequence[str] = ()) -> Path:

@@ -2,7 +2,7 @@
 
 A wheel brings them compiled, as one shared library for each level of processors (`compiled/`, see `processor`); the
 best one that this processor reaches is loaded with ctypes. Without it (a checkout, another machine) numba compiles
-`kernels.py` once into an image that is kept in a cache folder and linked by llvmlite in about two milliseconds, in this
+`kernels` once into an image that is kept in a cache folder and linked by llvmlite in about two milliseconds, in this
 process and every later one. The cache is keyed by the kernels' source, the compiler's version and the processor, so it
 can never be stale. Where no folder is writable the image is compiled for this process alone.
 
@@ -34,17 +34,8 @@ from logstore.errors import KernelsMissing
 from logstore.records.processor import levels_of, processor_flags
 
 _LOG = logging.getLogger("duramen")
-_SOURCES = (
-    "kernels.py",
-    "compaction_kernels.py",
-    "codes.py",
-    "slots.py",
-    "table.py",
-    "marks.py",
-    "processor.py",
-    "compiler.py",
-    "native.py",
-)
+#: what an image is made of, beside this module
+_SOURCES = ("kernels/*.py", "codes.py", "slots.py", "table.py", "marks.py", "processor.py", "compiler.py", "native.py")
 #: beside this module, in a wheel: one library a level, and what they hold
 COMPILED_FOLDER = "compiled"
 MANIFEST = "kernels.json"
@@ -238,13 +229,16 @@ def _parse_image(image: bytes) -> tuple[dict[str, tuple[str, int]], list[bytes]]
     return {name: (symbol, parameters) for name, (symbol, parameters) in header["functions"].items()}, objects
 
 
+def _sources() -> list[Path]:
+    return [path for pattern in _SOURCES for path in sorted(Path(__file__).parent.glob(pattern))]
+
+
 def _fingerprint() -> str:
     import llvmlite.binding as llvm
 
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
-    for name in _SOURCES:
-        digest.update((folder / name).read_bytes())
+    for path in _sources():
+        digest.update(path.read_bytes())
     # The versions are read from package metadata: importing numba would cost what this module saves.
     for package in ("numba", "llvmlite"):
         digest.update(importlib.metadata.version(package).encode())

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder share plain modules: `wire`, `twins`, `guarded`, `columnar`."""
+"""Lets the tests of this folder share plain modules: `wire`, `twins`, `guarded` and their like."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logstore.records import compaction_kernels, compiler, native
+from logstore.records import compiler, native
 from logstore.records import kernels as source
 from logstore.records.native import Kernels, address_of, kernels
 
@@ -138,24 +138,29 @@ def test_the_key_is_made_of_sources_versions_and_processor(monkeypatch: pytest.M
         processor = native._fingerprint()
     keys = {before, versions, processor}
     real = Path.read_bytes
-    for name in native._SOURCES:
+    for changed in native._sources():
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "read_bytes", lambda path, n=name: real(path) + (b"#" if path.name == n else b""))
+            patch.setattr(Path, "read_bytes", lambda path, n=changed: real(path) + (b"#" if path == n else b""))
             keys.add(native._fingerprint())
-    assert len(keys) == 3 + len(native._SOURCES)
+    assert len(keys) == 3 + len(native._sources())
 
 
 def test_everything_the_kernels_are_made_of_is_in_the_key() -> None:
     import ast
 
-    folder = Path(source.__file__).parent
-    ours = {
-        node.module.rsplit(".", 1)[-1] + ".py"
-        for name in ("kernels.py", "compaction_kernels.py")
-        for node in ast.walk(ast.parse((folder / name).read_text()))
+    modules = set(Path(source.__file__).parent.glob("*.py"))
+    imports = [
+        f"{node.module}.{name.name}"
+        for module in modules
+        for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("logstore")
-    }
-    assert ours | {"kernels.py", "compaction_kernels.py", "compiler.py", "native.py"} == set(native._SOURCES)
+        for name in node.names
+    ]
+    # What is imported is a module, or a name in one.
+    paths = [PACKAGE.parent / name.replace(".", "/") for name in imports]
+    ours = {(path if path.with_suffix(".py").exists() else path.parent).with_suffix(".py") for path in paths}
+    machinery = {PACKAGE / "records" / "compiler.py", PACKAGE / "records" / "native.py"}
+    assert ours | modules | machinery == set(native._sources())
 
 
 def test_old_images_are_removed_but_those_of_other_processors_are_not(tmp_path: Path) -> None:
@@ -295,9 +300,8 @@ def test_threads_that_load_an_image_at_once_all_get_kernels(image: Path) -> None
 
 def test_compiling_from_nothing_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one test here that really compiles; two kernels tell as much as all."""
-    chosen = {name: source.KERNELS[name] for name in ("crc32c", "crc32c_tables")}
-    monkeypatch.setattr(source, "KERNELS", chosen)
-    monkeypatch.setattr(compaction_kernels, "KERNELS", {})
+    chosen = ("crc32c", "crc32c_tables")
+    monkeypatch.setattr(source, "KERNELS", [kernel for kernel in source.KERNELS if kernel.__name__ in chosen])
     fresh = Kernels(native.compile_image())
     assert sorted(vars(fresh)) == sorted(chosen)
     data = np.frombuffer(b"123456789", np.uint8)
@@ -305,8 +309,7 @@ def test_compiling_from_nothing_gives_the_same_answers(monkeypatch: pytest.Monke
 
 
 def test_the_image_has_every_kernel_and_every_kernel_a_type(image: Path) -> None:
-    named = {*source.KERNELS, *compaction_kernels.KERNELS}
-    assert set(vars(Kernels(image.read_bytes()))) == named == set(Kernels.__annotations__)
+    assert set(vars(Kernels(image.read_bytes()))) == set(source.PARAMETERS) == set(Kernels.__annotations__)
 
 
 # --- shipped kernels --------------------------------------------------------------------------------------------------
