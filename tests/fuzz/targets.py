@@ -34,7 +34,7 @@ from logstore.partition.checkpoint import (
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.snapshot import SnapshotEntry, encode_snapshot, read_snapshot
 from logstore.partition.state import PartitionState, SegmentEntry, SwapNote, encode_state, read_state
-from logstore.records import slots, table
+from logstore.records import marks, slots, table
 from logstore.records.codes import FULL, OK
 from logstore.records.columns import columns_of
 from logstore.records.compression import CODECS
@@ -248,6 +248,137 @@ class KernelTarget:
         lists = self._ends[2].numbers("i", n)
         require(lists[0] >= 0 and all(a <= b for a, b in pairwise(lists)) and lists[-1] == headers, "header lists")
         require(lengths + 2 * headers <= payload, "more bytes than there are")
+
+
+# --- v2 batches through a compaction ----------------------------------------------------------------------------------
+
+_NOW_MS, _RETENTION_MS = 1_700_000_000_000, 1000
+_MAP_ROOM = 2 * _COUNT_MAX
+
+
+class CompactionTarget:
+    """Keys into the map, verdicts, and batches written anew, again with every buffer ending at an unmapped page."""
+
+    def __init__(self) -> None:
+        self._input = Guarded(_INPUT_MAX)
+        self._table = Guarded(_ROWS * table.ROW_BYTES)
+        self._marks = Guarded(_ROWS * marks.MARK_BYTES)
+        self._block = Guarded(max(slots.S_SLOTS, slots.K_SLOTS, slots.B_SLOTS, slots.W_SLOTS) * 8)
+        self._map = Guarded(24 * _MAP_ROOM)
+        self._scratch = Guarded(64 * 48 + 128)
+        self._bits = Guarded(_INPUT_MAX // 8 + 2)
+        self._keep = Guarded(_COUNT_MAX)
+        self._out = Guarded(4 * _INPUT_MAX)
+        self._made = Guarded(_ROWS * table.ROW_BYTES)
+        self._kernels = kernels()
+
+    def __call__(self, data: bytes) -> None:
+        written = self._compact(data)
+        if written:  # what was compacted is sound, and compacting it again at the same time changes nothing
+            again = self._compact(written)
+            require(again == written, "compacting twice is not compacting once")
+
+    def _compact(self, data: bytes) -> bytes | None:
+        """What is left of the batches in front of the first that a cleaner would refuse; None where one is damaged."""
+        address = self._input.put(data)
+        rows = self._scanned(address, len(data))
+        if not rows:
+            return None
+        # As many rows as there are, and their marks, at the end of their memory.
+        at_rows = self._table.put(b"".join(struct.pack(f"<{table.COLUMNS}q", *row) for row in rows))
+        at_marks = self._marks.put(bytes(len(rows) * marks.MARK_BYTES))
+        batches = [0] * slots.B_SLOTS
+        batches[slots.B_MARKS], batches[slots.B_FIRST_UNCLEANABLE] = at_marks, rows[-1][table.LAST_OFFSET] + 1
+        batches[slots.B_NOW_MS], batches[slots.B_DELETE_RETENTION_MS] = _NOW_MS, _RETENTION_MS
+        batches[slots.B_CODEC], batches[slots.B_NEXT_HORIZON] = -1, INT64_MAX
+        self._call("judge_batches", batches, at_rows, len(rows))
+        records = sum(row[table.COUNT] for row in self._rows(self._table, len(rows)) if not row[table.SKIP])
+
+        known = [0] * slots.K_SLOTS
+        slot_count = records + 1
+        known[slots.K_MAP], known[slots.K_MAP_SLOTS] = self._map.put(bytes(24 * slot_count)), slot_count
+        known[slots.K_SLOT_BYTES], known[slots.K_SCRATCH] = 24, self._scratch.end - (64 * 48 + 128)
+        known[slots.K_LIMIT] = known[slots.K_ROOM] = slot_count
+        known[slots.K_SECRET_0], known[slots.K_MAX_OFFSET] = len(data), INT64_MAX
+        code, known = self._call("index_keys", known, at_rows, 0, len(rows))
+        require(known[slots.K_USED] <= records, "more keys than records")
+        sound = code == OK
+        require(not sound or known[slots.K_RECORDS] == records, "records were not indexed")
+        keyless = known[slots.K_KEYLESS]
+        known[slots.K_MARKS], known[slots.K_KEEP] = at_marks, self._keep.end - records
+        known[slots.K_NOW_MS], known[slots.K_KEYLESS] = _NOW_MS, 0
+        code, known = self._call("judge", known, at_rows, 0, len(rows))
+        require((code == OK) == sound, "sound for one kernel, malformed for the other")
+        if not sound:
+            return None
+        require(known[slots.K_KEYLESS] == keyless, "records without key")
+        verdicts = self._keep.numbers("B", records)
+        staying = sum(each != marks.DROP_RECORD for each in verdicts)
+        require(staying == known[slots.K_USED] - known[slots.K_TOMBSTONES], "a record for each key that is not deleted")
+        self._judge_by_offsets(known, at_rows, rows, verdicts)
+        return self._rewritten(address, at_rows, at_marks, len(rows), batches, staying)
+
+    def _scanned(self, address: int, size: int) -> list[tuple[int, ...]]:
+        """Plain batches in order, as many as a cleaner would go on with."""
+        block = [0] * slots.S_SLOTS
+        block[slots.S_CAPACITY], block[slots.S_VERIFY] = _ROWS, 1
+        at_block = self._block.put(struct.pack(f"<{slots.S_SLOTS}q", *block))
+        self._kernels.scan(address, size, self._table.end - _ROWS * table.ROW_BYTES, at_block)
+        found = self._block.numbers("q", slots.S_SLOTS)[slots.S_N]
+        rows: list[tuple[int, ...]] = []
+        for row in self._rows(self._table, _ROWS)[:found]:
+            compressed = row[table.MAGIC] < 2 or row[table.ATTRIBUTES] & table.CODEC_MASK
+            if compressed or (rows and row[table.BASE_OFFSET] <= rows[-1][table.LAST_OFFSET]):
+                break
+            rows.append(row)
+        return rows
+
+    def _rows(self, memory: Guarded, count: int) -> list[tuple[int, ...]]:
+        numbers = memory.numbers("q", count * table.COLUMNS)
+        return [numbers[at : at + table.COLUMNS] for at in range(0, len(numbers), table.COLUMNS)]
+
+    def _call(self, name: str, block: list[int], *arguments: int) -> tuple[int, list[int]]:
+        at_block = self._block.put(struct.pack(f"<{len(block)}q", *block))
+        code = getattr(self._kernels, name)(*arguments, at_block)
+        return code, list(self._block.numbers("q", len(block)))
+
+    def _judge_by_offsets(
+        self, known: list[int], at_rows: int, rows: list[tuple[int, ...]], verdicts: tuple[int, ...]
+    ) -> None:
+        """With the bits of the keys' last offsets the verdicts are the same."""
+        first, end = rows[0][table.BASE_OFFSET], rows[-1][table.LAST_OFFSET] + 1
+        if end - first > _INPUT_MAX:
+            return
+        bits = self._bits.put(bytes((end - first + 7) // 8 + 1))
+        self._kernels.mark_offsets(known[slots.K_MAP], known[slots.K_MAP_SLOTS], 24, first, end, bits)
+        again = list(known)
+        again[slots.K_MARKS] = self._made.put(bytes(len(rows) * marks.MARK_BYTES))
+        again[slots.K_SURVIVORS], again[slots.K_SURVIVORS_FIRST], again[slots.K_SURVIVORS_END] = bits, first, end
+        code, _ = self._call("judge", again, at_rows, 0, len(rows))
+        require(code == OK, "malformed for who goes by offsets")
+        require(self._keep.numbers("B", len(verdicts)) == verdicts, "another verdict by offsets")
+
+    def _rewritten(
+        self, address: int, at_rows: int, at_marks: int, count: int, batches: list[int], staying: int
+    ) -> bytes | None:
+        _, batches = self._call("choose_actions", batches, at_rows, 0, count)
+        require(batches[slots.B_KEPT] == staying, "records that stay")
+        room = self._kernels.rewrite_room(at_rows, at_marks, 0, count)
+        write = [0] * slots.W_SLOTS
+        records = sum(row[table.COUNT] for row in self._rows(self._table, count) if not row[table.SKIP])
+        write[slots.W_KEEP], write[slots.W_OUT] = self._keep.end - records, self._out.put(bytes(room))
+        write[slots.W_TABLE] = self._made.end - count * table.ROW_BYTES
+        at_block = self._block.put(struct.pack(f"<{slots.W_SLOTS}q", *write))
+        code = self._kernels.rewrite(address, at_rows, at_marks, 0, count, at_block)
+        require(code == OK, "judged sound, but not written")
+        results = self._block.numbers("q", slots.W_SLOTS)
+        made, size = results[slots.W_TABLE_N], results[slots.W_OUT_SIZE]
+        require(0 <= size <= room and 0 <= made <= count, f"{made} batches of {size} bytes")
+        rows = self._rows(self._made, count)[:made]
+        data_rows = [row for row in rows if not row[table.ATTRIBUTES] & table.CONTROL_BIT]
+        require(sum(row[table.COUNT] for row in data_rows) == staying, "records written")
+        start = self._out.size - room
+        return bytes(self._out.memory[start : start + size])
 
 
 def repair_v2(data: bytearray, word: int) -> bytearray:
@@ -486,6 +617,23 @@ def _own_batches() -> Iterator[bytes]:
     yield encode_marker(commit=True, producer_id=7, producer_epoch=1, coordinator_epoch=3, timestamp_ms=5)
 
 
+def _logs() -> Iterator[bytes]:
+    """Several batches in a row, whose records compete for few keys; some have no value, some a horizon."""
+    for seed in range(6):
+        log, offset = b"", 3 * seed
+        for number in range(2 + seed):
+            records = [
+                Record(b"%d" % (i * seed % 5), None if (i + number) % 3 == 0 else b"v" * i, _NOW_MS - 9 + i)
+                for i in range(1 + (seed + number) % 7)
+            ]
+            options = BatchOptions(base_offset=offset)
+            if number % 3 == 2:
+                options = BatchOptions(base_offset=offset, delete_horizon_ms=_NOW_MS + (seed - 3))
+            log += encode_batch(columns_of(records), options)
+            offset += len(records) + seed % 2
+        yield log
+
+
 def _payloads(codec_id: int) -> list[bytes]:
     texts = (b"a", b"kafka" * 30, bytes(range(256)) * 2, b"\0" * 3000, os.fsencode("lorem ipsum ") * 9)
     return [CODECS[codec_id].compress(text) for text in texts]
@@ -561,6 +709,7 @@ def all_targets() -> tuple[Target, ...]:
     legacy = [batch for version in (0, 1) for batch in vectors(version) if len(batch) < 1000]
     return (
         Target("kernels", plain, KernelTarget(), repair_v2, weight=24),
+        Target("compaction", [*plain, *_logs()], CompactionTarget(), repair_v2, weight=12),
         Target("records", [*v2, *legacy], run_records, repack_v2, weight=5),
         Target("legacy", legacy, run_legacy, rewrap_legacy, weight=3),
         Target("control", [b"\x04\0\0\0\1\0\0\0\0\0\5", b"\x04\0\0\0\2xyz"], run_control),

@@ -556,7 +556,7 @@ def target(name: str) -> Target:
     return next(each for each in all_targets() if each.name == name)
 
 
-@pytest.mark.parametrize("name", [*SIDE_FILES, *CODEC_TARGETS, "control", "legacy", "records", "kernels"])
+@pytest.mark.parametrize("name", [*SIDE_FILES, *CODEC_TARGETS, "control", "legacy", "records", "kernels", "compaction"])
 @given(data=st.data())
 def test_damaged_input_gives_a_plausible_result_or_a_typed_error(name: str, data: st.DataObject) -> None:
     words = st.lists(st.integers(0, (1 << 32) - 1), min_size=WORDS, max_size=WORDS)
