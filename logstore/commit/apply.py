@@ -8,30 +8,35 @@ sync of their segment lists) is done once for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from logstore.clock import ManualClock
 from logstore.commit.plan import Plan, TopicPlan
 from logstore.commit.small_appends import PARTITIONS_MIN, Group, SmallAppend, append_small
 from logstore.commit.staging import StagedReaders
 from logstore.config import LogConfig
-from logstore.directory.ends import TopicEnds
+from logstore.directory.checkpoint import partition_metadata
+from logstore.directory.ends import JointEnds, TopicEnds, read_applied_sequence
 from logstore.directory.state import PartitionState, encode_state, owner_of, read_state
 from logstore.directory.swap import finish_swap
 from logstore.directory.tail import Tail
 from logstore.directory.tails import PartitionTail
-from logstore.errors import CorruptState, DamagedLog
-from logstore.files import replace_files
+from logstore.errors import CorruptBatch, CorruptIndex, CorruptState, DamagedLog
+from logstore.files import read_whole, replace_files
 from logstore.partition.appender import Appender, tail_of
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_append import ProducerAppender
-from logstore.segment.names import FileKind, file_name
+from logstore.segment.names import PARTITION_METADATA, FileKind, file_name
 from logstore.topics.opened import OpenStore
+from logstore.topics.placing import place_partitions
 from logstore.topics.registry import Topic
 
+#: Runs `apply_partition` for partitions of one topic of a plan; the sink spreads large ones over executors.
+ApplyMany = Callable[[Plan, Topic, Sequence[int]], None]
 #: partitions whose locks are held together; a second or so at most
 _PARTITIONS_AT_ONCE = 1024
 
@@ -54,6 +59,93 @@ class _Batch:
     topic: Topic
     config: LogConfig
     staged: StagedReaders
+
+
+class Applier:
+    """Appends committed plans of one open store, and publishes them."""
+
+    def __init__(self, store: OpenStore) -> None:
+        store.check_writable()
+        self.store = store
+        self._fs = store.fs
+
+    def _apply(
+        self,
+        plan: Plan,
+        topic: Topic,
+        ends: TopicEnds | None = None,
+        *,
+        apply_many: ApplyMany | None = None,
+        placed: bool = False,
+    ) -> None:
+        """Append a plan to the partitions of one of its topics.
+
+        Who holds the topic's lease gives its `ends`: then unflushed bytes that a log lost are put back first.
+        """
+        topic_plan = plan.topic(topic.id)
+        assert topic_plan is not None
+        numbers = list(numbers_of(topic_plan))
+        if not placed:
+            self._place(topic, numbers)
+
+        def run() -> None:
+            if apply_many is not None:
+                apply_many(plan, topic, numbers)
+            else:
+                apply_partitions(self.store, plan, topic, numbers)
+
+        try:
+            run()
+        except (CorruptBatch, CorruptIndex, DamagedLog):
+            if ends is None or not self._mend(topic, numbers, ends):
+                raise
+            run()
+
+    def _mend(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> bool:
+        """Put back what the logs lost of unflushed bytes; False where it was not that."""
+        return False
+
+    def _place(self, topic: Topic, numbers: Iterable[int]) -> None:
+        """Make directories that are missing. Who was appended to in this boot, and says whose it is, has one."""
+        numbers = list(numbers)
+        with self.store.tails(topic) as tails:
+            unknown = set(tails.not_of_this_boot(numbers))
+        wanted = [number for number in numbers if number in unknown or not self._is_marked(topic, number)]
+        place_partitions(self.store, topic, wanted, wait_ms=0)
+
+    def _is_marked(self, topic: Topic, number: int) -> bool:
+        path = os.path.join(self.store.layout.partition(topic.partition(number)), PARTITION_METADATA)
+        mark = partition_metadata(topic.id)
+        try:
+            return read_whole(self._fs, path, limit=len(mark)) == mark
+        except OSError:  # whatever it is: the long way says
+            return False
+
+    def publish(
+        self, topic: Topic, ends: TopicEnds, plan: TopicPlan, joint: Mapping[str, JointEnds] | None = None
+    ) -> TopicEnds:
+        """Readers see the batch from here on; who reads several topics, in those of `joint` too."""
+        while True:
+            published = replace(
+                ends.advanced(plan.end_offsets, plan.sequence, plan.stable_offsets),
+                joint={**self._still_behind(ends.joint), **(joint or {})},
+            )
+            if self.store.replace_ends(topic, ends, published):
+                return published
+            ends = self.store.ends(topic)  # the lease was lost meanwhile
+            if ends.applied_sequence >= plan.sequence:
+                return ends  # another has published this, and perhaps more
+
+    def _still_behind(self, joint: Mapping[str, JointEnds]) -> dict[str, JointEnds]:
+        """What must still be said of other topics: they are not published that far themselves."""
+        behind = {}
+        for topic_id, told in joint.items():
+            applied: int | None = 0
+            with contextlib.suppress(CorruptState):
+                applied = read_applied_sequence(self._fs, self.store.layout.ends(topic_id), limits=self.store.limits)
+            if applied is not None and applied < told.sequence:
+                behind[topic_id] = told
+        return behind
 
 
 def apply_partition(store: OpenStore, plan: Plan, topic: Topic, number: int) -> Applied:

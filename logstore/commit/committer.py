@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from logstore.commit.apply import numbers_of
+from logstore.commit.apply import ApplyMany, numbers_of
 from logstore.commit.apps import AppBatch, is_replay
 from logstore.commit.deciding import check_room, check_segments, plan_of, request_of
 from logstore.commit.flushing import Flusher
 from logstore.commit.plan import Plan, TopicPlan, write_plan
 from logstore.commit.plan_folder import Staging, disk_full
 from logstore.commit.redo import cut_short
-from logstore.commit.settling import ApplyMany, is_unflushed, joint_ends
+from logstore.commit.settling import is_unflushed, joint_ends
 from logstore.commit.staging import StagedFile, TopicTarget
 from logstore.directory.ends import TopicEnds
 from logstore.directory.origin import note_restored, read_origin
@@ -184,7 +184,8 @@ class Committer(Flusher):
         try:
             # All are appended before the first is published: that one says of the others how far they are.
             for topic_plan in plan.topics:
-                self._apply_mending(plan, topics[topic_plan.topic_id], ends[topic_plan.topic_id], apply_many)
+                topic = topics[topic_plan.topic_id]
+                self._apply(plan, topic, ends[topic.id], apply_many=apply_many, placed=True)
             for at, topic_plan in enumerate(plan.topics):
                 topic = topics[topic_plan.topic_id]
                 self.publish(topic, ends[topic.id], topic_plan, joint_ends(plan.topics[at + 1 :]))

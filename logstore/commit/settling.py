@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from logstore.commit.apply import apply_partitions, numbers_of
+from logstore.commit.apply import Applier
 from logstore.commit.plan import Plan, TopicPlan
 from logstore.commit.redo import committed_plan, first_damage, restore_partition, unflushed
-from logstore.directory.checkpoint import partition_metadata
-from logstore.directory.ends import JointEnds, TopicEnds, read_applied_sequence
+from logstore.directory.ends import JointEnds, TopicEnds
 from logstore.errors import (
     AppendTooLarge,
     BufferLimit,
     CorruptBatch,
-    CorruptIndex,
     CorruptState,
     DamagedLog,
     LedgerError,
@@ -27,25 +25,17 @@ from logstore.errors import (
     UnappliablePlan,
     UnknownTopic,
 )
-from logstore.files import read_whole
 from logstore.ledger import CommitRow
 from logstore.ledger.table import REBUILT
-from logstore.segment.names import PARTITION_METADATA
 from logstore.topics.opened import OpenStore
-from logstore.topics.placing import place_partitions
 from logstore.topics.registry import Topic
 
-#: Runs `apply_partition` for partitions of one topic of a plan; the sink spreads large ones over executors.
-ApplyMany = Callable[[Plan, Topic, Sequence[int]], None]
 
-
-class Settler:
+class Settler(Applier):
     """Finishes commits of one open store."""
 
     def __init__(self, store: OpenStore) -> None:
-        store.check_writable()
-        self.store = store
-        self._fs = store.fs
+        super().__init__(store)
         _check_ledger(store)
         self.ledger = store.ledger()
 
@@ -86,7 +76,7 @@ class Settler:
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
         try:
-            self._apply_mending(plan, topic, ends, None, placed=False)
+            self._apply(plan, topic, ends)
         except (AppendTooLarge, BufferLimit, CorruptBatch, CorruptState, UnappliablePlan) as error:
             raise UnappliablePlan(
                 f"commit {row.sequence} of topic {topic.name} cannot be appended: {error}",
@@ -138,9 +128,18 @@ class Settler:
             for row in self.ledger.commits_after(topic.id, ends.applied_sequence):
                 if row.sequence <= sequence and not row.void:
                     plan = committed_plan(self.store, topic, row)
-                    self._apply(plan, topic, None)
+                    self._apply(plan, topic)
                     plans.append(plan)
             return plans
+
+    def _mend(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> bool:
+        damaged = [
+            number
+            for number in numbers
+            if is_unflushed(ends, number) and first_damage(self.store, topic, number, ends) is not None
+        ]
+        self._restore(topic, damaged, ends)
+        return bool(damaged)
 
     def _repaired(self, topic: Topic, ends: TopicEnds) -> TopicEnds:
         """After a power cut: take back what is damaged above the recovery points, and apply those plans again."""
@@ -153,80 +152,6 @@ class Settler:
         rows = unflushed(self.ledger, topic, ends) if numbers else []
         for number in numbers:
             restore_partition(self.store, topic, number, ends, rows)
-
-    # --- append and publish -----------------------------------------------------------------------------------------
-
-    def _apply(self, plan: Plan, topic: Topic, apply_many: ApplyMany | None, *, placed: bool = False) -> None:
-        topic_plan = plan.topic(topic.id)
-        assert topic_plan is not None
-        numbers = list(numbers_of(topic_plan))
-        if not placed:
-            self._place(topic, numbers)
-        if apply_many is not None:
-            apply_many(plan, topic, numbers)
-        else:
-            apply_partitions(self.store, plan, topic, numbers)
-
-    def _apply_mending(
-        self, plan: Plan, topic: Topic, ends: TopicEnds, apply_many: ApplyMany | None, *, placed: bool = True
-    ) -> None:
-        """Apply; where an append finds that the log behind it lost unflushed bytes, they come from staging first."""
-        try:
-            self._apply(plan, topic, apply_many, placed=placed)
-        except (CorruptBatch, CorruptIndex, DamagedLog):
-            topic_plan = plan.topic(topic.id)
-            assert topic_plan is not None
-            damaged = [
-                number
-                for number in numbers_of(topic_plan)
-                if is_unflushed(ends, number) and first_damage(self.store, topic, number, ends) is not None
-            ]
-            if not damaged:
-                raise
-            self._restore(topic, damaged, ends)
-            self._apply(plan, topic, apply_many, placed=placed)
-
-    def _place(self, topic: Topic, numbers: Iterable[int]) -> None:
-        """Make directories that are missing. Who was appended to in this boot, and says whose it is, has one."""
-        numbers = list(numbers)
-        with self.store.tails(topic) as tails:
-            unknown = set(tails.not_of_this_boot(numbers))
-        wanted = [number for number in numbers if number in unknown or not self._is_marked(topic, number)]
-        place_partitions(self.store, topic, wanted, wait_ms=0)
-
-    def _is_marked(self, topic: Topic, number: int) -> bool:
-        path = os.path.join(self.store.layout.partition(topic.partition(number)), PARTITION_METADATA)
-        mark = partition_metadata(topic.id)
-        try:
-            return read_whole(self._fs, path, limit=len(mark)) == mark
-        except OSError:  # whatever it is: the long way says
-            return False
-
-    def publish(
-        self, topic: Topic, ends: TopicEnds, plan: TopicPlan, joint: Mapping[str, JointEnds] | None = None
-    ) -> TopicEnds:
-        """Readers see the batch from here on; who reads several topics, in those of `joint` too."""
-        while True:
-            published = replace(
-                ends.advanced(plan.end_offsets, plan.sequence, plan.stable_offsets),
-                joint={**self._still_behind(ends.joint), **(joint or {})},
-            )
-            if self.store.replace_ends(topic, ends, published):
-                return published
-            ends = self.store.ends(topic)  # the lease was lost meanwhile
-            if ends.applied_sequence >= plan.sequence:
-                return ends  # another has published this, and perhaps more
-
-    def _still_behind(self, joint: Mapping[str, JointEnds]) -> dict[str, JointEnds]:
-        """What must still be said of other topics: they are not published that far themselves."""
-        behind = {}
-        for topic_id, told in joint.items():
-            applied: int | None = 0
-            with contextlib.suppress(CorruptState):
-                applied = read_applied_sequence(self._fs, self.store.layout.ends(topic_id), limits=self.store.limits)
-            if applied is not None and applied < told.sequence:
-                behind[topic_id] = told
-        return behind
 
 
 def _check_ledger(store: OpenStore) -> None:

@@ -328,7 +328,7 @@ def test_a_batch_write_that_fails_after_its_commit_keeps_its_staged_files(
         message = writer.write(iter([rows]))
         if committed:
             with monkeypatch.context() as patch:
-                patch.setattr("logstore.commit.settling.apply_partitions", full)
+                patch.setattr("logstore.commit.apply.apply_partitions", full)
                 with pytest.raises(AppendUnfinished):
                     writer.commit([message])
         writer.abort([message])

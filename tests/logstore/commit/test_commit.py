@@ -438,7 +438,7 @@ def test_an_append_that_fails_leaves_a_batch_that_the_next_writer_finishes(
 
     app = AppBatch("app", 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("logstore.commit.settling.apply_partitions", full)
+        patch.setattr("logstore.commit.apply.apply_partitions", full)
         with pytest.raises(AppendUnfinished, match=r"is committed.*No space left.*Nothing is lost"):
             append_table(committer, "orders", rows(10), app=app)
     assert log_bytes(committer.store) == 0
@@ -452,7 +452,7 @@ def test_a_committed_plan_is_settled_after_its_topic_was_widened(committer: Comm
         raise OSError(5, "gone")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("logstore.commit.settling.apply_partitions", die)
+        patch.setattr("logstore.commit.apply.apply_partitions", die)
         with pytest.raises(AppendUnfinished):
             append_table(committer, "orders", rows(30))
     committer.store.alter_topic("orders", partitions=6)
