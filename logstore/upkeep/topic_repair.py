@@ -40,6 +40,9 @@ from logstore.topics.placing import make_partition
 from logstore.topics.registry import PARTITIONS_MAX, Topic, spelled
 from logstore.upkeep.strays import Stray, StrayKind, find_strays
 
+#: an id that differs from a topic's in no more characters is that topic's, damaged
+_DAMAGED_CHARS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class TopicRepair:
@@ -347,14 +350,22 @@ def _is_log_after_all(
     if state is not None and is_log_of(store.fs, directory, state):
         return True
     other = next((each for each in store.topics() if each.id == carried and each.name != topic.name), None)
-    if other is None or not _may_be_log_of(store, directory, state):
+    if not _may_be_log_of(store, directory, state):
         return False
+    if other is None:  # nobody's: a damaged id, unless the directory is what is left of a topic, or came from elsewhere
+        fits = _differ(carried, topic.id) <= _DAMAGED_CHARS or _fitting(store, directory, state) > 0
+        return fits and not store.marks.is_deleted(carried)
     theirs = [_state(store, other.id, number) for number in range(other.partitions)]
     ours_fitting = _fitting(store, directory, state)
     theirs_fitting = max(_fitting(store, directory, each) for each in theirs)
     if ours_fitting != theirs_fitting:
         return ours_fitting > theirs_fitting
     return not any(is_log_of(store.fs, directory, each) for each in theirs)
+
+
+def _differ(one: str, other: str) -> int:
+    """In how many characters two ids differ; they are random, so that those of two topics differ in nearly all."""
+    return sum(left != right for left, right in zip(one, other, strict=True))
 
 
 def _fitting(store: OpenStore, directory: str, state: PartitionState | None) -> int:

@@ -204,6 +204,24 @@ def test_a_deletion_leaves_what_another_topic_owns(store: LogStore, orders: Topi
     assert [each.name for each in (root / "logs").glob("orders-*")] == ["orders-1"]
 
 
+def test_a_damaged_id_costs_a_damaged_log_no_more_than_its_damage(
+    store: LogStore, orders: Topic, root: Path, read_all: ReadAll
+) -> None:
+    """One bit makes an id another one, of no topic; it is nearly this topic's all the same."""
+    Committer(store).flush(orders)
+    expected = read_all(store, "orders")
+    folder = root / "logs" / "orders-0"
+    other = ("A" if orders.id[5] != "A" else "B").join((orders.id[:5], orders.id[6:]))
+    (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {other}\n")
+    *sealed, _ = sorted(folder.glob("*.log"))
+    for path in sealed:  # no segment is as the list has it
+        os.truncate(path, path.stat().st_size - 1)
+    recover(store, orders)
+    left = read_all(store, "orders")
+    assert left[1] == expected[1]
+    assert len(expected[0]) > len(left[0]) > len(expected[0]) / 2
+
+
 def test_swapped_metadata_costs_a_damaged_log_no_more_than_its_damage(
     store: LogStore, orders: Topic, root: Path, read_all: ReadAll
 ) -> None:
