@@ -17,6 +17,7 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import DuramenError
@@ -51,14 +52,20 @@ class DeliveryBroken(DuramenError):
     """A file ended before the bytes promised from it; unless `bytes_sent` is 0 the connection must be closed."""
 
     kafka_code = 56
-    bytes_sent: int = 0
+
+    def __init__(self, what: str, *, bytes_sent: int, **places: Any) -> None:
+        super().__init__(what, **places)
+        self.bytes_sent = bytes_sent
 
 
 class DeliveryTimeout(DuramenError):
     """The other side took its bytes too slowly; unless `bytes_sent` is 0 the connection must be closed."""
 
     kafka_code = 7
-    bytes_sent: int = 0
+
+    def __init__(self, what: str, *, bytes_sent: int, **places: Any) -> None:
+        super().__init__(what, **places)
+        self.bytes_sent = bytes_sent
 
 
 @dataclass(frozen=True, slots=True)
