@@ -132,6 +132,8 @@ class LedgerTable:
         self._gate = Gate(fs, path + ".gate")
         self._mutex = threading.RLock()
         self._table: DeltaTable | None = None
+        #: the checkpoint that the loaded table goes back to; -1: to the first commit
+        self._loaded_from = -1
         self._files: tuple[int, list[DataFile]] | None = None
         #: every commit up to this one was read, found whole, and synced
         self._durable_version = -1
@@ -344,7 +346,7 @@ class LedgerTable:
                 self._table, self._files = None, None  # the table was rebuilt, and versions were left out
             try:
                 if self._table is None:
-                    self._table = DeltaTable(self.path)
+                    self._table, self._loaded_from = DeltaTable(self.path), self._checkpoint_version
                 elif self._table.version() < self._durable_version:
                     self._table.update_incremental()
             except (DeltaError, OSError) as error:
@@ -361,7 +363,10 @@ class LedgerTable:
             self._examine_checkpoint(checkpoints)
         self._checkpoint_version = max([-1, *checkpoints])
         known = max(self._durable_version, self._checkpoint_version)
-        newer = [version for version in self._find_commits() if version > known]
+        commits = self._find_commits()
+        if self._table is not None and not self._is_at_hand(self._table, checkpoints, commits):
+            self._table, self._files = None, None
+        newer = [version for version in commits if version > known]
         if newer != list(range(known + 1, known + 1 + len(newer))):
             raise LedgerError(f"a commit file between {known} and {newer[-1]} is missing", file=self._log, hint=RECOVER)
         for version in newer:
@@ -378,6 +383,11 @@ class LedgerTable:
         if is_unsynced(self._fs, self.path):  # looked up last: what another could not sync, ours does not prove
             raise _Torn
         self._durable_version = max([known, *newer])
+
+    def _is_at_hand(self, table: DeltaTable, checkpoints: list[int], commits: list[int]) -> bool:
+        """Whether the files that a loaded table goes back to are still there: delta-rs reads them when it is asked."""
+        base = self._loaded_from
+        return (base < 0 or base in checkpoints) and (table.version() <= base or base + 1 in commits)
 
     def _sync_commits(self, versions: list[int]) -> None:
         if is_read_only(self._fs):

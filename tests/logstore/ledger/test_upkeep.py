@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.clock import ManualClock
-from logstore.ledger import CommitRequest, Ledger, RunRow, SegmentRow
+from logstore.ledger import CommitRequest, Ledger, RunRow, SegmentRow, table
 from logstore.ledger.table import GRACE_MS, MERGED_BYTES_MAX, DataFile, files_to_merge
 
 RequestOf = Callable[..., CommitRequest]
@@ -99,3 +99,23 @@ def test_a_long_idle_ledger_does_not_drop_a_readers_log_at_once(tmp_path: Path, 
     ledger.maintain()
     assert len(list(log.glob("*.json"))) == 17
     assert len(ledger.commits()) == 15
+
+
+@pytest.mark.parametrize("steps", ["blmla", "albblabablaablmblmla", "lambalmlaaalbmalml"])
+def test_a_ledger_held_open_outlasts_the_upkeep_of_others(
+    tmp_path: Path, request_of: RequestOf, monkeypatch: pytest.MonkeyPatch, steps: str
+) -> None:
+    """What a loaded table goes back to may be gone when it is asked: a process may be idle, or stopped, for long."""
+    monkeypatch.setattr(table, "GRACE_MS", -1)
+    ledgers = {"a": Ledger(tmp_path / "ledger"), "b": Ledger(tmp_path / "ledger")}
+    ends = {"a": 0, "b": 0}
+    for step in steps:
+        if step == "m":
+            ledgers["b"].maintain()
+        elif step == "l":
+            for app, end in ends.items():
+                last = ledgers["a"].last_batch(app)
+                assert (last.batch_id if last else None) == (end - 1 if end else None)
+        else:
+            ledgers[step].commit(request_of(ends[step], topic=step, app=step))
+            ends[step] += 1
