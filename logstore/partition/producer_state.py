@@ -38,7 +38,6 @@ from logstore.segment.names import FileKind, Transient, file_name, parse_file_na
 from logstore.segment.txn_index import AbortedTransaction
 from logstore.topic import TopicPartition
 
-NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_COORDINATOR_EPOCH = -1
@@ -533,10 +532,6 @@ class ProducerStateManager:
     def snapshot_offsets(self) -> tuple[int, ...]:
         """Offsets of the snapshot files, ascending."""
         return tuple(self._snapshots)
-
-    @property
-    def latest_snapshot_offset(self) -> int | None:
-        return self._snapshots[-1] if self._snapshots else None
 
     def take_snapshot(self, *, sync: bool = True) -> str | None:
         """Write a snapshot at `map_end_offset`; returns its path, None when the last one is as new."""

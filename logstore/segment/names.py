@@ -23,7 +23,6 @@ RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_CHECKPOINT = "log-start-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 CLEANER_OFFSET_CHECKPOINT = "cleaner-offset-checkpoint"
-BOOTSTRAP_CHECKPOINT = "bootstrap.checkpoint"
 
 #: Directories that are no partition of ours; an ordinary log loader passes them by.
 CLUSTER_METADATA_DIRECTORY = "__cluster_metadata-0"

@@ -52,7 +52,3 @@ def is_log_of(fs: FileSystem, directory: str, state: PartitionState | None) -> b
     return all(found.get(each.base_offset) == each.size_bytes for each in sealed) and (
         found.get(active.base_offset, -1) >= active.size_bytes
     )
-
-
-def holds_records(fs: FileSystem, directory: str) -> bool:
-    return any(segments_at(fs, directory).values())

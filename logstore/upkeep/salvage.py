@@ -18,7 +18,6 @@ from logstore.directory.swap import finish_swap
 from logstore.errors import CorruptBatch, CorruptCheckpoint, CorruptState
 from logstore.partition.damage import FoundBatch, intact_batches
 from logstore.partition.leader_epochs import LeaderEpochs
-from logstore.partition.losses import Range
 from logstore.partition.quarantine import data_files, folders, read_reason
 from logstore.partition.salvage import (
     Partition,
@@ -232,7 +231,3 @@ class Quarantine:
         if (batch.first_offset, batch.end_offset, why) not in self.held_back:
             self.held_back.append((batch.first_offset, batch.end_offset, why))
         return False
-
-
-def lost_ranges(plan: Salvage) -> list[Range]:
-    return [(each.base_offset, each.end_offset) for each in plan.losses]
