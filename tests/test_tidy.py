@@ -21,9 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("logstore", "streaming", "compaction_job", "duramen")
 LINES_MAX = 70
 PARAMETERS_MAX = 8
-PATH = re.compile(
-    r"`((?:logstore|streaming|compaction_job|duramen|tests|conf|docs|bench|airflow_dags)/[\w/.*-]+)(?:::?\w+)?`"
-)
+FOLDERS = "|".join((*PACKAGES, "tests", "conf", "docs", "bench", "airflow_dags"))
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w/.*-]+)(?:::?\w+)?`")
+#: made by a build, or where an installed Duramen has them
+MADE_LATER = {"tests/conformance/target", "duramen/airflow_dags/", "duramen/conf/"}
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)")
 WALK = re.compile(r"^\d\. `([\w/]+\.py):(\w+)`", re.M)
 
