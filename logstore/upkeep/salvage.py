@@ -32,6 +32,7 @@ from logstore.partition.salvage import (
 )
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from logstore.topics.opened import OpenStore
+from logstore.topics.placing import EMPTY
 from logstore.topics.registry import Topic
 from logstore.upkeep.topic_repair import rebuilt_state
 
@@ -104,8 +105,11 @@ def _partition(
     if has_wrong_list(found):
         notes.append("state file rebuilt: its segment list is not this partition's")
         found = replace(found, state=None)
-    if found.state is None and dry_run:
-        return replace(found, state=rebuilt_state(store, topic, topic.partition(number)))  # as a repair would write it
+    if found.state is None and dry_run:  # as a repair would leave it
+        state = rebuilt_state(store, topic, topic.partition(number))
+        if committed and not store.fs.exists(directory):
+            state = replace(state, segments=EMPTY.segments)
+        return replace(found, state=state)
     if found.state is None:
         documents = [read_reason(store.fs, folder) for folder in folders(store.fs, directory)]
         found = replace(found, known_losses=reasons(data for data in documents if data is not None))

@@ -269,6 +269,24 @@ def test_a_dry_run_without_a_segment_list_says_what_the_recovery_does(
     assert told(dry_run=False) == planned
 
 
+def test_a_dry_run_knows_what_staging_has_of_a_partition_that_is_gone(store: LogStore, root: Path) -> None:
+    topic = store.create_topic("late", configs={"cleanup.policy": "compact"})
+    append(store, "late")
+    Committer(store).flush(topic)
+    append(store, "late")  # still in staging
+    shutil.rmtree(root / "logs" / "late-0")
+    (root / "state" / topic.id / "0").unlink()
+    told = [
+        [
+            (loss.base_offset, loss.end_offset)
+            for report in recover(store, topic, dry_run=dry_run)
+            for loss in report.losses
+        ]
+        for dry_run in (True, False)
+    ]
+    assert told == [[(0, 5)], [(0, 5)]]
+
+
 class Unreadable(OsFileSystem):
     """Every read of a file with that ending fails, as it does when a process has no descriptors left."""
 
