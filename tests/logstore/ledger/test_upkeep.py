@@ -46,7 +46,7 @@ def test_a_large_file_is_left_alone() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_ledger_stays_small_and_quick(tmp_path: Path, request_of: RequestOf) -> None:
+def test_the_ledger_stays_small_and_a_look_cheap(tmp_path: Path, request_of: RequestOf) -> None:
     ledger = Ledger(tmp_path / "ledger")
     most_files = 0
     for number in range(COMMITS):
@@ -61,14 +61,14 @@ def test_the_ledger_stays_small_and_quick(tmp_path: Path, request_of: RequestOf)
     assert size_bytes < 30_000_000
 
     fresh = Ledger(tmp_path / "ledger")
-    waits_ms = []
-    for _ in range(9):
-        begin = time.monotonic()
-        progress = fresh.last_batch("app")
-        waits_ms.append((time.monotonic() - begin) * 1000)
-        assert progress is not None
-        assert progress.batch_id == COMMITS - 1
-    assert sorted(waits_ms)[4] < 50
+    progress = fresh.last_batch("app")
+    assert progress is not None
+    assert progress.batch_id == COMMITS - 1
+    # What a look costs: the commits behind the last checkpoint, and the files there are.
+    log = tmp_path / "ledger" / "commits" / "_delta_log"
+    checkpoint = max(int(path.name[:20]) for path in log.glob("*.checkpoint.parquet"))
+    assert sum(int(path.name[:20]) > checkpoint for path in log.glob("*.json")) <= 40
+    assert len(fresh.commits_table.files()) <= 40
     assert [row.sequence for row in fresh.commits_after("id-orders", 0)] == list(range(1, COMMITS + 1))
 
 

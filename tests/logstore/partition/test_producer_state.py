@@ -52,6 +52,13 @@ def data(
     return ProducerBatch(pid, epoch, sequence, last, offset, offset + count - 1, at_ms, txn)
 
 
+def sequences(manager: ProducerStateManager) -> list[int]:
+    """Last sequences of the batches that are remembered of the producer."""
+    state = manager.last_state(PID)
+    assert state is not None
+    return [batch.last_sequence for batch in state.batches]
+
+
 def end(
     offset: int, *, commit: bool = True, epoch: int = 0, pid: int = PID, coordinator: int = 0, at_ms: int = 0
 ) -> EndTransaction:
@@ -116,6 +123,7 @@ def test_a_batch_may_wrap_inside(manager: ProducerStateManager) -> None:
 
 def test_an_unknown_producer_may_start_anywhere(manager: ProducerStateManager) -> None:
     append(manager, data(0, 500))
+    assert sequences(manager) == [500]
 
 
 def test_protocol_2_wants_an_unknown_producer_to_start_at_zero(manager: ProducerStateManager) -> None:
@@ -141,6 +149,7 @@ def test_a_new_epoch_starts_at_zero_and_forgets_the_old_batches(manager: Produce
 @pytest.mark.parametrize("origin", NOT_CLIENT)
 def test_only_clients_sequences_are_checked(manager: ProducerStateManager, origin: AppendOrigin) -> None:
     append(manager, data(0, 0), data(1, 50), data(2, 50), data(3, -1), origin=origin)
+    assert sequences(manager) == [0, 50, 50, -1]
 
 
 def test_a_client_batch_without_sequence_is_refused(manager: ProducerStateManager) -> None:
@@ -204,6 +213,7 @@ def test_replicas_and_recovery_take_a_repeated_batch_as_it_is(manager: ProducerS
     append(manager, data(0, 0))
     append(manager, data(1, 0), origin=AppendOrigin.REPLICATION)
     append(manager, data(2, 0), origin=AppendOrigin.RECOVERY)
+    assert sequences(manager) == [0, 0, 0]
 
 
 def test_preparing_changes_nothing(manager: ProducerStateManager) -> None:
@@ -324,8 +334,10 @@ def test_a_producer_with_an_open_transaction_never_expires(manager: ProducerStat
 
 def test_an_expired_producer_is_unknown_again(manager: ProducerStateManager) -> None:
     append(manager, data(0, 0))
-    manager.remove_expired(10**6)
+    assert manager.remove_expired(10**6) == [PID]
+    assert manager.last_state(PID) is None
     append(manager, data(1, 77))
+    assert sequences(manager) == [77]
 
 
 # --- snapshots
