@@ -353,8 +353,7 @@ def _is_log_after_all(
     if not _may_be_log_of(store, directory, state):
         return False
     if other is None:  # nobody's: a damaged id, unless the directory is what is left of a topic, or came from elsewhere
-        fits = _differ(carried, topic.id) <= _DAMAGED_CHARS or _fitting(store, directory, state) > 0
-        return fits and not store.marks.is_deleted(carried)
+        return _differ(carried, topic.id) <= _DAMAGED_CHARS and not store.marks.is_deleted(carried)
     theirs = [_state(store, other.id, number) for number in range(other.partitions)]
     ours_fitting = _fitting(store, directory, state)
     theirs_fitting = max(_fitting(store, directory, each) for each in theirs)

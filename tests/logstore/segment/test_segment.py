@@ -14,6 +14,7 @@ from logstore.records.scan import scan_batches
 from logstore.segment.names import FileKind, Transient
 from logstore.segment.segment import LogSegment, RollLimits
 from logstore.segment.time_index import TimestampOffset
+from reference.preallocation import preallocate
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import NOW_MS, batch, rec, sized_batch
 
@@ -214,7 +215,8 @@ def sizes(fs: SimulatedFileSystem) -> dict[str, int]:
 
 def test_indexes_of_a_long_lived_active_segment_are_preallocated_until_it_is_sealed() -> None:
     fs = SimulatedFileSystem()
-    segment = segment_on(fs, long_lived=True, index_bytes=1000, preallocate_bytes=5000)
+    segment = segment_on(fs, index_bytes=1000)
+    preallocate(segment, 5000)
     append(segment, sized_batch(200))
     assert sizes(fs) == {"log": 5000, "index": 1000, "timeindex": 996}
     segment.seal()
@@ -232,7 +234,9 @@ def test_a_file_that_exists_is_never_preallocated_again() -> None:
     segment = segment_on(fs)
     append(segment, sized_batch(200))
     segment.close()
-    assert segment_on(fs, preallocate_bytes=5000).size_bytes == 200
+    again = segment_on(fs)
+    preallocate(again, 5000)
+    assert again.size_bytes == sizes(fs)["log"] == 200
 
 
 def test_all_files_follow_a_change_of_suffix_the_log_first() -> None:
@@ -360,7 +364,8 @@ def test_an_index_entry_behind_the_offset_asked_for_is_not_trusted() -> None:
 
 def test_the_largest_timestamp_of_a_live_segment_is_found_behind_its_last_index_entry() -> None:
     fs = SimulatedFileSystem()
-    writer = segment_on(fs, long_lived=True, index_interval_bytes=150)
+    writer = segment_on(fs, index_interval_bytes=150)
+    preallocate(writer)
     append(writer, *[sized_batch(100, at_ms=at_ms) for at_ms in (5, 1, 2, 9)])
     reader = LogSegment(fs, DIRECTORY, 0)
     assert reader.largest == TimestampOffset(5, 0)  # the index does not know better yet
