@@ -137,6 +137,8 @@ class Partition:
     now_ms: int
     #: what the state file had, where it is gone: from the reasons in quarantine
     known_losses: tuple[Loss, ...] = ()
+    #: it comes from a broker: gaps between its segments are as they were there
+    imported: bool = False
 
     @property
     def log_start_offset(self) -> int:
@@ -426,7 +428,8 @@ class _Planner:
             self._lose(path, scan.size_bytes, short, "bytes are missing at the end", end, segment.high, segment)
         elif (is_last and segment.high == self._given.committed) or (
             # Without a list nothing else tells of it. Gaps that compaction left are nobody's loss.
-            not self._given.is_listed and (not self._given.config.compact or end >= self._given.compacted_offset)
+            not (self._given.is_listed or self._given.imported)
+            and (not self._given.config.compact or end >= self._given.compacted_offset)
         ):
             self._lose(path, scan.size_bytes, 0, "records are missing behind its end", end, segment.high, segment)
 

@@ -541,6 +541,7 @@ def _salvage(
         store.log_config(topic),
         store.limits,
         store.clock.now_ms(),
+        imported=True,
     )
     given = with_found_end(given)
     plan = plan_salvage(given)

@@ -169,7 +169,7 @@ def assert_imported(root: Path, logs_dir: Path, writer: Writer, topics: list[str
         assert source.clean is clean
         imported = import_topics(store, source, {})
         assert sorted(each.topic.name for each in imported) == sorted(topics)
-        assert not any(partition.found_damage for each in imported for partition in each.partitions)
+        assert [part for each in imported for part in each.partitions if part.found_damage] == []
         for place, expected in writer.expected.items():
             if place[0] in topics:
                 topic = store.topic(place[0])
