@@ -15,17 +15,21 @@ import typer
 
 from duramen.commands import topics, transactions
 from duramen.commands.backup import backup
-from duramen.commands.compact import compact, explain, pause, plan, prove_erased, resume
+from duramen.commands.compact import compact, pause, resume
 from duramen.commands.config import config
-from duramen.commands.consume import consume
+from duramen.commands.consume import consume, get
 from duramen.commands.dump import dump
-from duramen.commands.maintain import delete_records, recover, retain, verify
 from duramen.commands.offsets import describe, offsets
-from duramen.commands.produce import get, produce
+from duramen.commands.plan import explain, plan
+from duramen.commands.produce import produce
+from duramen.commands.prove_erased import prove_erased
+from duramen.commands.recover import recover
 from duramen.commands.restore import restore
+from duramen.commands.retain import delete_records, retain
 from duramen.commands.schedule import schedule
 from duramen.commands.set_aside import set_aside
 from duramen.commands.transfer import export, import_
+from duramen.commands.verify import verify
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, BadUsage, Output, session
 from duramen.terminal import json_text, printable, safe_streams
 

@@ -25,20 +25,10 @@ def loss_documents(losses: Sequence[Loss]) -> list[dict[str, Any]]:
     ]
 
 
-def loss_text(loss: Loss) -> str:
-    return f"{'at most ' if loss.at_most else ''}offsets {loss.base_offset} to {loss.end_offset - 1}"
+def loss_text(loss: dict[str, Any]) -> str:
+    return f"{'at most ' if loss['at_most'] else ''}offsets {loss['base_offset']} to {loss['end_offset'] - 1}"
 
 
-def print_losses(partition: str, losses: Sequence[Loss]) -> None:
+def print_losses(partition: str, losses: Sequence[dict[str, Any]]) -> None:
     for each in losses:
-        print(f"{partition}: lost since {time_text(each.since_ms)}: {loss_text(each)} ({each.reason})")
-
-
-def losses_of(documents: Sequence[dict[str, Any]]) -> list[Loss]:
-    """Losses out of the documents that a command's text is drawn from."""
-    from logstore.directory.state import Loss
-
-    return [
-        Loss(each["base_offset"], each["end_offset"], each["reason"], each["since_ms"], each["at_most"])
-        for each in documents
-    ]
+        print(f"{partition}: lost since {time_text(each['since_ms'])}: {loss_text(each)} ({each['reason']})")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from duramen.commands.maintain import DryRun
+from duramen.commands.options import DryRun
 from duramen.session import print_table, session, size_text
 
 

@@ -1,9 +1,7 @@
-"""`duramen explain`, `plan`, `compact`, `pause`, `resume`, `prove-erased`: what compaction would do, does, and did."""
+"""`duramen compact`, `pause` and `resume`: what is due is compacted, by this process or by Spark, or left alone."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import signal
 import sys
@@ -14,53 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.consume import Encoding
-from duramen.commands.offsets import Topics, chosen_topics
-from duramen.losses import loss_documents, losses_of, print_losses
-from duramen.session import (
-    DAMAGE,
-    FAILED,
-    INTERRUPTED,
-    bad_usage,
-    key_values,
-    print_pairs,
-    print_table,
-    session,
-    size_text,
-    stop,
-    time_text,
-)
+from duramen.commands.options import DryRun, Force, NowMs, OneTopic, OnlyTopics
+from duramen.session import FAILED, INTERRUPTED, bad_usage, print_table, session, size_text, stop
 from duramen.terminal import raw
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from compaction_job.estimate import Estimate
     from compaction_job.job import Progress, Report
-    from logstore.compaction.erasure import Erasure
     from logstore.compaction.planning import PartitionPlan
-    from logstore.store import LogStore
     from logstore.topics.registry import Topic
 
-PAUSED = "duramen.compaction.paused"
-NEXT_RULES = {
-    "horizon": "delete horizon",
-    "max_lag": "max.compaction.lag.ms",
-    "expired": "duramen.key.ttl.ms",
-    "recompress": "duramen.compaction.recompress.after.ms",
-}
-
-OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
-TopicOption = Annotated[
-    list[str] | None,
-    typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be given again.", show_default=False),
-]
-NowMs = Annotated[
-    int | None,
-    typer.Option("--now-ms", metavar="MS", min=0, help="Decide as if it were this time.", show_default="now"),
-]
-Force = Annotated[bool, typer.Option("--force", help="Whatever the dirty ratio; min.compaction.lag.ms still holds.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+_PAUSED = "duramen.compaction.paused"
 
 
 class EngineName(str, Enum):
@@ -68,232 +31,11 @@ class EngineName(str, Enum):
     SPARK = "spark"
 
 
-# --- explain -------------------------------------------------------------------------------------------------------
-
-
-def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
-    """Show for each partition whether it is due for compaction, why, and when it will be due next."""
-    from logstore.compaction.planning import plan_partition
-    from logstore.errors import DuramenError
-
-    damaged = False
-    with session.open() as store:
-        now = store.clock.now_ms() if now_ms is None else now_ms
-        failures = _failures(store, now)
-        documents = []
-        for topic in chosen_topics(store, topics):
-            for number in range(topic.partitions):
-                try:
-                    plan = plan_partition(store, topic, number, now_ms=now, failures=failures, flushed=True)
-                    losses = store.partition_state(topic, number).losses
-                    documents.append(_explained(plan) | {"losses": loss_documents(losses)})
-                except DuramenError as error:
-                    damaged = True
-                    documents.append({"topic": topic.name, "partition": number, "error": str(error)})
-
-    def text() -> None:
-        print_table(
-            ["partition", "dirty", "first dirty", "first uncleanable", "next horizon", "next look", "why"],
-            [
-                [
-                    f"{each['topic']}-{each['partition']}",
-                    *(
-                        ["-"] * 5 + [each["error"]]
-                        if "error" in each
-                        else [
-                            f"{each['dirty_ratio']:.2f}",
-                            each["first_dirty_offset"],
-                            each["first_uncleanable_offset"],
-                            time_text(each["next_horizon_ms"]),
-                            _when(each),
-                            each["why"],
-                        ]
-                    ),
-                ]
-                for each in documents
-            ],
-        )
-        for each in documents:
-            print_losses(f"{each['topic']}-{each['partition']}", losses_of(each.get("losses", ())))
-
-    session.answer({"now_ms": now, "partitions": documents}, text)
-    if damaged:
-        stop(DAMAGE)
-
-
-def _failures(store: LogStore, now_ms: int) -> dict[tuple[str, int], Any]:
-    """Set-aside partitions; a store without a ledger has none, and is not given one by looking."""
-    if not store.has_ledger:
-        return {}
-    from logstore.compaction.planning import failures_of, still_set_aside
-
-    ledger = store.ledger()
-    return still_set_aside(failures_of(store, ledger), now_ms)
-
-
-def _explained(plan: PartitionPlan) -> dict[str, Any]:
-    found = plan.cleanable
-    aside = plan.set_aside
-    return {
-        "topic": plan.topic,
-        "partition": plan.partition,
-        "due": plan.is_due,
-        "why": plan.why,
-        "dirty_ratio": round(found.ratio, 6),
-        "first_dirty_offset": found.first_dirty_offset,
-        "first_uncleanable_offset": found.first_uncleanable_offset,
-        "clean_bytes": found.clean_bytes,
-        "cleanable_bytes": found.cleanable_bytes,
-        "size_bytes": plan.size_bytes,
-        "segments": plan.segments,
-        "next_ms": found.next_ms,
-        "next_due": None if found.next_due is None else found.next_due.name.lower(),
-        "late_ms": found.late_ms,
-        "next_horizon_ms": plan.next_horizon_ms,
-        "rolls_active": plan.rolls_active,
-        "compacted": plan.compacted,
-        "paused": plan.paused,
-        "unfinished": plan.unfinished,
-        "checkpoint_reset": found.checkpoint_reset,
-        "set_aside": None
-        if aside is None
-        else {
-            "reason": aside.reason,
-            "failures": aside.failures,
-            "failed_ms": aside.failed_ms,
-            "retry_ms": aside.retry_ms,
-        },
-    }
-
-
-def _when(document: dict[str, Any]) -> str:
-    """When it can be due by time alone."""
-    if document["due"]:
-        late = f", late by {document['late_ms'] / 1000:.0f} s" if document["late_ms"] else ""
-        return f"now{late}"
-    if not document["compacted"] or document["paused"]:
-        return "-"
-    if document["set_aside"]:
-        return f"retry {time_text(document['set_aside']['retry_ms'])}"
-    if document["next_ms"] is None:
-        return "with new records"
-    rule = NEXT_RULES.get(document["next_due"], "min.compaction.lag.ms")
-    return f"{time_text(document['next_ms'])} ({rule})"
-
-
-# --- plan ----------------------------------------------------------------------------------------------------------
-
-
-def plan(
-    topic: TopicOption = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config",
-            metavar="NAME=VALUE",
-            help="What if the topics had this setting? May be given again.",
-            show_default=False,
-        ),
-    ] = None,
-    force: Force = False,
-    now_ms: NowMs = None,
-) -> None:
-    """Show what a compaction would do: groups, bytes, extra disk, and an estimate of what would go."""
-    from compaction_job.job import plan as planned
-
-    what_if = key_values(config, "--config")
-    with session.open() as store:
-        now = store.clock.now_ms() if now_ms is None else now_ms
-        found = planned(store, topics=topic, config=what_if, force=force, now_ms=now)
-    documents = [_planned(each, estimate) for each, estimate in found]
-    due = [each for each in documents if each["due"]]
-
-    def text() -> None:
-        print_table(
-            ["partition", "due", "groups", "to read", "extra disk", "removes", "saves", "why"],
-            [
-                [
-                    f"{each['topic']}-{each['partition']}",
-                    "yes" if each["due"] else "no",
-                    each["groups"] if each["due"] else "-",
-                    size_text(each["read_bytes"]) if each["due"] else "-",
-                    size_text(each["extra_bytes"]) if each["due"] else "-",
-                    _removes(each["estimate"]),
-                    _saves(each["estimate"]),
-                    each["why"],
-                ]
-                for each in documents
-            ],
-        )
-        for each in documents:
-            for line in _warnings(each):
-                print(f"{each['topic']}-{each['partition']}: {line}")
-        print(
-            f"{len(due)} of {len(documents)} partitions are due: {size_text(sum(each['read_bytes'] for each in due))} "
-            f"to read, at most {size_text(max((each['extra_bytes'] for each in due), default=0))} of extra disk for one"
-        )
-
-    session.answer({"now_ms": now, "force": force, "config": what_if, "partitions": documents}, text)
-
-
-def _planned(plan: PartitionPlan, estimate: Estimate | None) -> dict[str, Any]:
-    return _explained(plan) | {
-        "groups": plan.groups,
-        "groups_at_once": plan.groups_at_once,
-        "read_bytes": plan.read_bytes,
-        "extra_bytes": plan.extra_bytes,
-        "estimate": None
-        if estimate is None
-        else {
-            "before_bytes": estimate.before_bytes,
-            "after_bytes": estimate.after_bytes,
-            "records": estimate.records,
-            "removed": dict(estimate.removed),
-            "keys": estimate.keys,
-            "map_full": estimate.map_full,
-            "map_buffer_wanted": estimate.map_buffer_wanted,
-            "map_threads_wanted": estimate.map_threads_wanted,
-            "rough": estimate.rough,
-        },
-    }
-
-
-def _removes(estimate: dict[str, Any] | None) -> str:
-    if estimate is None:
-        return "-"
-    return ("about " if estimate["rough"] else "") + reasons_text(estimate["removed"])
-
-
-def reasons_text(removed: dict[str, int]) -> str:
-    """Records by reason, for people."""
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(removed.items()) if count) or "nothing"
-
-
-def _saves(estimate: dict[str, Any] | None) -> str:
-    if estimate is None or not estimate["before_bytes"]:
-        return "-"
-    saved = estimate["before_bytes"] - estimate["after_bytes"]
-    return f"{size_text(saved)} ({100 * saved / estimate['before_bytes']:.0f} %)"
-
-
-def _warnings(document: dict[str, Any]) -> Iterator[str]:
-    from logstore.compaction.budget import MapAdvice
-
-    estimate = document["estimate"]
-    if estimate is None:
-        return
-    if estimate["map_full"]:
-        advice = MapAdvice(estimate["map_buffer_wanted"], estimate["map_threads_wanted"])
-        yield f"the offset map is too small for one pass; {advice} would do"
-    if estimate["removed"].get("keyless"):
-        yield f"{estimate['removed']['keyless']} records have no key and would be removed"
-
-
-# --- compact -------------------------------------------------------------------------------------------------------
+Engine = Annotated[EngineName, typer.Option("--engine", help="This process alone, or Spark's tasks.")]
 
 
 def compact(
-    topic: TopicOption = None,
+    topic: OnlyTopics = None,
     partition: Annotated[
         list[int] | None,
         typer.Option(
@@ -304,9 +46,7 @@ def compact(
     roll_active: Annotated[
         bool, typer.Option("--roll-active", help="Close active segments first, so that they are compacted, too.")
     ] = False,
-    engine: Annotated[
-        EngineName, typer.Option("--engine", help="This process alone, or Spark's tasks.")
-    ] = EngineName.LOCAL,
+    engine: Engine = EngineName.LOCAL,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -387,6 +127,11 @@ def _receipts(report: Report) -> None:
         f"{len(report.runs) - len(report.done) - len(report.failed)} left alone; {size_text(before)} became "
         f"{size_text(after)} in {report.seconds:.2f} s ({report.engine}, run {report.run_name})"
     )
+
+
+def reasons_text(removed: dict[str, int]) -> str:
+    """Records by reason, for people."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(removed.items()) if count) or "nothing"
 
 
 @contextlib.contextmanager
@@ -499,13 +244,10 @@ def _shown() -> Iterator[Progress]:
         yield Progress(planned=planned, started=started, moved=moved, ended=ended)
 
 
-# --- pause and resume ----------------------------------------------------------------------------------------------
-
-
 def pause(topic: OneTopic, dry_run: DryRun = False) -> None:
     """Leave a topic out of compaction until it is resumed; appends, reads and retention go on."""
     with session.open() as store:
-        altered = store.alter_topic(topic, configs={PAUSED: True}, dry_run=dry_run)
+        altered = store.alter_topic(topic, configs={_PAUSED: True}, dry_run=dry_run)
         _answer_paused(altered, paused=True, dry_run=dry_run)
 
 
@@ -513,11 +255,11 @@ def resume(topic: OneTopic, dry_run: DryRun = False) -> None:
     """Let a paused topic be compacted again."""
     with session.open() as store:
         # The store may pause all topics that say nothing of their own.
-        by_default = bool(store.topic_settings()[PAUSED].value)
+        by_default = bool(store.topic_settings()[_PAUSED].value)
         altered = store.alter_topic(
             topic,
-            configs={PAUSED: False} if by_default else {},
-            unset=() if by_default else (PAUSED,),
+            configs={_PAUSED: False} if by_default else {},
+            unset=() if by_default else (_PAUSED,),
             dry_run=dry_run,
         )
         _answer_paused(altered, paused=False, dry_run=dry_run)
@@ -529,115 +271,3 @@ def _answer_paused(topic: Topic, *, paused: bool, dry_run: bool) -> None:
         {"topic": topic.name, "paused": paused, "altered": not dry_run},
         lambda: print(f"{verb} compaction of {topic.name}"),
     )
-
-
-# --- prove-erased --------------------------------------------------------------------------------------------------
-
-
-def prove_erased(
-    topic: OneTopic,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="The keys.", show_default=False)],
-    encoding: Annotated[
-        Encoding, typer.Option("--encoding", help="How the keys are written on the command line.")
-    ] = Encoding.UTF8,
-    now_ms: NowMs = None,
-) -> None:
-    """Look for keys in every file of the store that may still hold them; exit 1 while one does."""
-    from logstore.compaction.erasure import find_keys
-
-    wanted = [_key(each, encoding) for each in keys]
-    with session.open() as store:
-        found_topic = store.topic(topic)
-        now = store.clock.now_ms() if now_ms is None else now_ms
-        total = sum(store.log_bytes(found_topic, number) for number in range(found_topic.partitions))
-        with session.progress(f"looking through {topic}", total) as step:
-            found = find_keys(store, found_topic, wanted, now_ms=now, progress=step)
-    documents = [_erasure(text, each) for text, each in zip(keys, found, strict=True)]
-
-    def text() -> None:
-        for number, document in enumerate(documents):
-            if number:
-                print()
-            print(f"{document['key']}: {document['verdict']}")
-            if document["places"]:
-                print_table(
-                    ["place", "partition", "offsets", "holds", "goes", "not before", "file"],
-                    [
-                        [
-                            each["kind"],
-                            "-" if each["partition"] is None else each["partition"],
-                            "-" if each["first_offset"] is None else f"{each['first_offset']}..{each['last_offset']}",
-                            each["holds"],
-                            each["goes"],
-                            time_text(each["goes_ms"]),
-                            each["file"],
-                        ]
-                        for each in document["places"]
-                    ],
-                )
-            run = document["removed_by"]
-            if run is not None:
-                print_pairs(
-                    [
-                        ("run", run["run_id"]),
-                        ("partition", f"{topic}-{run['partition']}"),
-                        ("ended", time_text(run["ended_ms"])),
-                        ("removed", reasons_text(run["removed"])),
-                    ]
-                )
-
-    session.answer({"topic": topic, "now_ms": now, "keys": documents}, text)
-    if not all(each.erased for each in found):
-        stop(FAILED)
-
-
-def _key(text: str, encoding: Encoding) -> bytes:
-    if encoding is Encoding.UTF8:
-        return text.encode("utf-8", "surrogateescape")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise bad_usage(f"{text!r} is not base64") from None
-
-
-def _erasure(text: str, found: Erasure) -> dict[str, Any]:
-    run = found.removed_by
-    return {
-        "key": text,
-        "erased": found.erased,
-        "verdict": _verdict(found),
-        "places": [
-            {
-                "kind": each.kind,
-                "file": each.file,
-                "partition": each.partition,
-                "records": each.records,
-                "first_offset": None if each.offsets is None else each.offsets[0],
-                "last_offset": None if each.offsets is None else each.offsets[1],
-                "holds": each.holds,
-                "goes": each.goes,
-                "goes_ms": each.goes_ms,
-                "unreadable": each.unreadable,
-            }
-            for each in found.places
-        ],
-        "removed_by": None
-        if run is None
-        else {
-            "run_id": run.run_id,
-            "partition": run.partition,
-            "ended_ms": run.ended_ms,
-            "removed": dict(run.removed),
-        },
-    }
-
-
-def _verdict(found: Erasure) -> str:
-    if not found.erased:
-        return f"still in {len(found.places)} places" if len(found.places) > 1 else "still in 1 place"
-    if found.removed_by is not None:
-        return "nothing holds it; the last run that removed deleted keys from its partition"
-    if found.log_starts:
-        below = ", ".join(f"{start} of partition {number}" for number, start in sorted(found.log_starts.items()))
-        return f"nothing holds it; never written, or gone with what retention deleted below offset {below}"
-    return "never written"

@@ -1,16 +1,20 @@
-"""`duramen consume`: records of topics, one JSON object a line."""
+"""`duramen consume` and `duramen get`: records of topics, one JSON object a line, and the latest value of one key."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.session import bad_usage, session
+from duramen.commands.options import Encoding, OneTopic, Partition, partition_numbers
+from duramen.session import bad_usage, print_pairs, session, stop, time_text
 from duramen.terminal import json_text
 
 if TYPE_CHECKING:
@@ -19,12 +23,10 @@ if TYPE_CHECKING:
     from logstore.store import LogStore
     from logstore.topics.registry import Topic
 
+Show = Callable[[str, int, "Record"], str]
+
+NOT_FOUND = 1
 _POLL_S = 0.1
-
-
-class Encoding(str, Enum):
-    UTF8 = "utf8"
-    BASE64 = "base64"
 
 
 class IsolationLevel(str, Enum):
@@ -44,9 +46,7 @@ def consume(
         Encoding, typer.Option("--encoding", help="How keys, values and headers are shown.")
     ] = Encoding.UTF8,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end, until interrupted.")] = False,
-    partition: Annotated[
-        int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)
-    ] = None,
+    partition: Partition = None,
     from_offset: Annotated[
         str | None,
         typer.Option("--from-offset", metavar="N|earliest|latest", help="Where to begin.", show_default="earliest"),
@@ -74,47 +74,50 @@ def consume(
     """Print records, one JSON object a line; stops at the end unless --follow."""
     if from_offset is not None and from_timestamp is not None:
         raise bad_usage("--from-offset and --from-timestamp exclude each other")
-    committed = isolation is IsolationLevel.READ_COMMITTED
     show = _shower(encoding, several=len(set(topics)) > 1)
     with session.open() as store:
         from logstore.restore.visibility import visible_ends
 
         found = [store.topic(name) for name in sorted(set(topics))]
-        chosen = [
-            (topic, number)
-            for topic in found
-            for number in (range(topic.partitions) if partition is None else [topic.partition(partition).partition])
-        ]
+        chosen = [(topic, number) for topic in found for number in partition_numbers(topic, partition)]
         ends = visible_ends(store, found)
         tails = [
             _Tail(
                 store,
                 topic,
                 number,
-                committed,
+                isolation is IsolationLevel.READ_COMMITTED,
                 _start(store, topic, number, from_offset, from_timestamp, len(chosen), ends[topic.id]),
                 on_out_of_range.value,
             )
             for topic, number in chosen
         ]
-        left = max_records
         try:
-            while True:
-                # One moment for all: what was committed to several topics is in all of them or in none.
-                ends = visible_ends(store, found)
-                for tail in tails:
-                    for record in tail.records(ends[tail.topic.id]):
-                        if left is not None and left <= 0:
-                            return
-                        sys.stdout.write(show(tail.topic.name, tail.number, record))
-                        left = None if left is None else left - 1
-                if not follow or left == 0:
-                    return
-                sys.stdout.flush()
-                time.sleep(_POLL_S)
+            _print_records(store, found, tails, show, left=max_records, follow=follow)
         except KeyboardInterrupt:
             if not follow:
                 raise  # with --follow it is the way to stop
+
+
+def _print_records(
+    store: LogStore, topics: list[Topic], tails: list[_Tail], show: Show, *, left: int | None, follow: bool
+) -> None:
+    """Up to `left` records, or to the end; with `follow`, then those that come."""
+    from logstore.restore.visibility import visible_ends
+
+    while True:
+        # One moment for all: what was committed to several topics is in all of them or in none.
+        ends = visible_ends(store, topics)
+        for tail in tails:
+            for record in tail.records(ends[tail.topic.id]):
+                if left is not None and left <= 0:
+                    return
+                sys.stdout.write(show(tail.topic.name, tail.number, record))
+                left = None if left is None else left - 1
+        if not follow or left == 0:
+            return
+        sys.stdout.flush()
+        time.sleep(_POLL_S)
 
 
 def _start(
@@ -125,14 +128,14 @@ def _start(
     from_timestamp: int | None,
     partitions: int,
     ends: TopicEnds,
-) -> int | None:
-    """The offset to begin at; None for the log start."""
+) -> int:
+    """The offset to begin at."""
     end = ends.high_watermarks[number]
     if from_timestamp is not None:
         found = store.reader(topic, number, end_offset=end).offset_for_timestamp(from_timestamp)
         return end if found is None else found.offset
-    if from_offset in (None, "earliest"):
-        return None
+    if from_offset is None or from_offset == "earliest":
+        return store.partition_state(topic, number).log_start_offset
     if from_offset == "latest":
         return end
     if not (from_offset.isascii() and from_offset.isdigit() and len(from_offset) <= 19):
@@ -142,52 +145,37 @@ def _start(
     return int(from_offset)
 
 
+@dataclass(slots=True)
 class _Tail:
     """One partition read from a position to its end, again and again."""
 
-    def __init__(
-        self, store: LogStore, topic: Topic, number: int, committed: bool, start: int | None, on_out_of_range: str
-    ) -> None:
-        self._store = store
-        self.topic = topic
-        self.number = number
-        self._committed = committed
-        self._position = store.partition_state(topic, number).log_start_offset if start is None else start
-        self._on_out_of_range = on_out_of_range
+    store: LogStore
+    topic: Topic
+    number: int
+    committed: bool
+    position: int
+    on_out_of_range: str
 
     def records(self, ends: TopicEnds) -> Iterator[Record]:
         """Up to the ends given."""
         from logstore.partition.reading import OnOutOfRange
 
-        end = ends.visible(committed=self._committed)[self.number]
-        how = OnOutOfRange(self._on_out_of_range)
-        if end <= self._position <= ends.high_watermarks[self.number]:
+        end = ends.visible(committed=self.committed)[self.number]
+        how = OnOutOfRange(self.on_out_of_range)
+        if end <= self.position <= ends.high_watermarks[self.number]:
             return
-        reader = self._store.reader(self.topic, self.number, end_offset=end)
+        reader = self.store.reader(self.topic, self.number, end_offset=end)
         try:
-            yield from reader.records(self._position, end, committed=self._committed, on_out_of_range=how)
+            yield from reader.records(self.position, end, committed=self.committed, on_out_of_range=how)
         finally:
             reader.close()
         # Past control records and what compaction removed too, so that waiting is not reading again.
-        self._position = end
+        self.position = end
 
 
-def _shower(encoding: Encoding, *, several: bool) -> Callable[[str, int, Record], str]:
+def _shower(encoding: Encoding, *, several: bool) -> Show:
     """A record as a line; with its topic where there are several."""
-    if encoding is Encoding.BASE64:
-        import base64
-
-        def text(data: bytes | None, what: str, offset: int) -> str | None:
-            return None if data is None else base64.b64encode(data).decode("ascii")
-    else:
-
-        def text(data: bytes | None, what: str, offset: int) -> str | None:
-            try:
-                return None if data is None else data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                from logstore.errors import InvalidRecord
-
-                raise InvalidRecord(f"the {what} is not UTF-8", offset=offset, hint="Use --encoding base64.") from error
+    text = text_of(encoding)
 
     def show(topic: str, number: int, record: Record) -> str:
         document: dict[str, Any] = {
@@ -202,3 +190,66 @@ def _shower(encoding: Encoding, *, several: bool) -> Callable[[str, int, Record]
         return json_text(document) + "\n"
 
     return show
+
+
+def text_of(encoding: Encoding) -> Callable[[bytes | None, str, int], str | None]:
+    """Shows bytes; raises InvalidRecord, with what they are and their offset, where they are not UTF-8."""
+
+    def utf8(data: bytes | None, what: str, offset: int) -> str | None:
+        try:
+            return None if data is None else data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            from logstore.errors import InvalidRecord
+
+            raise InvalidRecord(f"the {what} is not UTF-8", offset=offset, hint="Use --encoding base64.") from error
+
+    def base64_(data: bytes | None, what: str, offset: int) -> str | None:
+        return None if data is None else base64.b64encode(data).decode("ascii")
+
+    return base64_ if encoding is Encoding.BASE64 else utf8
+
+
+def get(
+    topic: OneTopic,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)],
+    encoding: Annotated[Encoding, typer.Option("--encoding", help="How key and value are written.")] = Encoding.UTF8,
+) -> None:
+    """Print the latest value of a key, with its offset and time. Exit code 1 when the key has no value."""
+    from logstore.restore.lookup import latest_of_key
+
+    try:
+        wanted = base64.b64decode(key, validate=True) if encoding is Encoding.BASE64 else key.encode()
+    except binascii.Error as error:
+        raise bad_usage(f"KEY is not base64: {error}") from None
+    with session.open() as store:
+        found = latest_of_key(store, store.topic(topic), wanted)
+    if found is None or found.record.value is None:
+        state = "was deleted" if found is not None else "has no value"
+        session.answer(
+            {"topic": topic, "key": key, "found": False}, lambda: print(f"{key} {state} in {topic}", file=sys.stderr)
+        )
+        stop(NOT_FOUND)
+    record = found.record
+    value = record.value
+    assert value is not None
+    shown = base64.b64encode(value).decode() if encoding is Encoding.BASE64 else value.decode("utf-8", "replace")
+    document = {
+        "topic": topic,
+        "key": key,
+        "found": True,
+        "value": shown,
+        "partition": found.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+    }
+    session.answer(
+        document,
+        lambda: print_pairs(
+            [
+                ("value", shown),
+                ("partition", found.partition),
+                ("offset", record.offset),
+                ("time", time_text(record.timestamp_ms)),
+            ]
+        ),
+    )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.commands.health import examined, origin_document, origin_text, print_store, store_document
-from duramen.losses import loss_documents, losses_of, print_losses
+from duramen.commands.options import Partition, Topics, chosen_topics, partition_numbers
+from duramen.losses import loss_documents, print_losses
 from duramen.session import bad_usage, print_pairs, print_table, session, size_text, time_text
 
 if TYPE_CHECKING:
@@ -18,21 +19,10 @@ if TYPE_CHECKING:
     from logstore.store import LogStore
     from logstore.topics.registry import Topic
 
-Topics = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TOPIC...]", help="The topics; all of them when none is named.", show_default=False),
-]
-
-
-def chosen_topics(store: LogStore, names: list[str] | None) -> list[Topic]:
-    return [store.topic(name) for name in names] if names else store.topics()
-
 
 def offsets(
     topics: Topics = None,
-    partition: Annotated[
-        int | None, typer.Option("--partition", min=0, help="Only this partition.", show_default=False)
-    ] = None,
+    partition: Partition = None,
     timestamp: Annotated[
         str | None,
         typer.Option(
@@ -46,11 +36,11 @@ def offsets(
     """Show where partitions begin and end."""
     at_ms = _timestamp(timestamp)
     with session.open() as store:
-        rows = []
-        for topic in chosen_topics(store, topics):
-            numbers = range(topic.partitions) if partition is None else [topic.partition(partition).partition]
-            for number in numbers:
-                rows.append(_offsets(store, topic, number, at_ms))
+        rows = [
+            _offsets(store, topic, number, at_ms)
+            for topic in chosen_topics(store, topics)
+            for number in partition_numbers(topic, partition)
+        ]
     columns = ["topic", "partition", "log_start_offset", "high_watermark", "recovery_point"]
     if at_ms is not None:
         columns += ["found_offset", "found_timestamp"]
@@ -94,7 +84,8 @@ def describe(topics: Topics = None) -> None:
         whole = examined(store, deep=False)
         origin = origin_document(store)
         read_only = store.is_read_only
-        ledger = _ledger(store) if whole.sound else None
+        # Looking does not make a ledger where nothing was ever committed, and starts faster without.
+        ledger = store.ledger() if whole.sound and store.has_ledger else None
         documents = [_describe(store, topic, ledger) for topic in chosen_topics(store, topics)]
 
     def text() -> None:
@@ -106,55 +97,59 @@ def describe(topics: Topics = None) -> None:
         for number, document in enumerate(documents):
             if number:
                 print()
-            print_pairs(
-                [
-                    ("topic", document["name"]),
-                    ("id", document["id"]),
-                    ("Kafka's id", document["kafka_id"]),
-                    ("created", time_text(document["created_ms"])),
-                    ("config version", document["config_version"]),
-                    *([("settings", "unknown: nothing is deleted")] if document["settings_unknown"] else []),
-                ]
-            )
-            print()
-            print_table(
-                [
-                    "partition",
-                    "log start",
-                    "high watermark",
-                    "recovery point",
-                    "segments",
-                    "size",
-                    "newest record",
-                    "counted",
-                    "records",
-                    "keys",
-                    "tombstones",
-                ],
-                [
-                    [
-                        each["partition"],
-                        each["log_start_offset"],
-                        each["high_watermark"],
-                        each["recovery_point"],
-                        each["segments"],
-                        size_text(each["size_bytes"]),
-                        time_text(each["largest_timestamp_ms"]),
-                        *_counted_text(each),
-                    ]
-                    for each in document["partitions"]
-                ],
-            )
-            for each in document["partitions"]:
-                print_losses(f"{document['name']}-{each['partition']}", losses_of(each["losses"]))
-            print()
-            print_table(
-                ["setting", "value", "source"],
-                [[each["name"], each["value"], _source(each)] for each in document["settings"]],
-            )
+            _print_topic(document)
 
     session.answer(
         {"store": store_document(whole) | {"origin": origin, "read_only": read_only}, "topics": documents}, text
+    )
+
+
+def _print_topic(document: dict[str, Any]) -> None:
+    print_pairs(
+        [
+            ("topic", document["name"]),
+            ("id", document["id"]),
+            ("Kafka's id", document["kafka_id"]),
+            ("created", time_text(document["created_ms"])),
+            ("config version", document["config_version"]),
+            *([("settings", "unknown: nothing is deleted")] if document["settings_unknown"] else []),
+        ]
+    )
+    print()
+    print_table(
+        [
+            "partition",
+            "log start",
+            "high watermark",
+            "recovery point",
+            "segments",
+            "size",
+            "newest record",
+            "counted",
+            "records",
+            "keys",
+            "tombstones",
+        ],
+        [
+            [
+                each["partition"],
+                each["log_start_offset"],
+                each["high_watermark"],
+                each["recovery_point"],
+                each["segments"],
+                size_text(each["size_bytes"]),
+                time_text(each["largest_timestamp_ms"]),
+                *_counted_text(each),
+            ]
+            for each in document["partitions"]
+        ],
+    )
+    for each in document["partitions"]:
+        print_losses(f"{document['name']}-{each['partition']}", each["losses"])
+    print()
+    print_table(
+        ["setting", "value", "source"],
+        [[each["name"], each["value"], _source(each)] for each in document["settings"]],
     )
 
 
@@ -164,14 +159,6 @@ def _counted_text(partition: dict[str, Any]) -> list[object]:
         return ["-"] * 4
     counted = f"{partition['counted_segments']} of {partition['segments']} segments"
     return [counted, partition["records"], partition["keys"], partition["tombstones"]]
-
-
-def _ledger(store: LogStore) -> Ledger | None:
-    """None where nothing was ever committed: looking does not make one, and starts faster."""
-    if not store.has_ledger:
-        return None
-
-    return store.ledger()
 
 
 def _counted(known: Iterable[SegmentRow], state: PartitionState) -> dict[str, int | None]:

@@ -1,4 +1,4 @@
-"""`duramen produce` and `duramen get`: records in, and the latest value of one key out."""
+"""`duramen produce`: records in, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.consume import Encoding
-from duramen.session import bad_usage, print_pairs, session, stop, time_text
+from duramen.commands.options import Encoding, OneTopic
+from duramen.session import bad_usage, session
 from logstore.errors import AppendTooLarge, DuramenError, InvalidRecord, InvalidTimestamp, RecordTooLarge
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from logstore.commit.apps import AppBatch
-    from logstore.commit.committer import Committer
+    from logstore.commit.committer import Committed, Committer
 
 _ROWS_PER_COMMIT = 100_000
 _FIELDS = {"key", "value", "timestamp", "headers", "partition", "offset", "topic"}
 _LINE_BYTES_MAX = 64 << 20
-NOT_FOUND = 1
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    topic: OneTopic,
     file: Annotated[str, typer.Argument(metavar="[FILE|-]", help="One JSON object a line; - is standard input.")] = "-",
     encoding: Annotated[Encoding, typer.Option("--encoding", help="How keys and values are written.")] = Encoding.UTF8,
     compression: Annotated[
@@ -58,8 +57,37 @@ def produce(
     """
     from logstore.commit.committer import Committer
     from logstore.commit.own_flush import OwnFlush
-    from logstore.commit.produce import append_table
-    from logstore.commit.staging import EncodeOptions
+
+    _check_options(compression, app_id, from_line)
+    with session.open() as store, _lines(file) as lines:
+        store.topic(topic)
+        if not dry_run:
+            store.check_writable()
+        committer = None if dry_run else Committer(store)
+        own_flush = None if committer is None else OwnFlush(committer)
+        reading = LineReader(lines, file, encoding)
+        progress = None if committer is None or app_id is None else Progress.of(committer, app_id)
+        if progress is not None:
+            progress.skip(reading, file)
+        else:
+            reading.skip(from_line - 1)
+        so_far = SoFar(file, topic, reading.number + 1, reading.number, app_id is not None)
+        if not dry_run:
+            so_far.note()
+        with session.progress(f"produce {topic}", None) as step:
+            for rows in reading.chunks():
+                step(len(rows))
+                if committer is not None and own_flush is not None:
+                    done = _append(committer, rows, reading, progress, so_far, compression)
+                    own_flush.appended(done)  # not all of a large file has to lie in staging
+                    so_far.appended(done, reading.number)
+                so_far.records += len(rows)
+        if committer is not None and so_far.end_offsets:
+            committer.flush(store.topic(topic))
+    _answer(so_far, reading.number, dry_run=dry_run)
+
+
+def _check_options(compression: str, app_id: str | None, from_line: int) -> None:
     from logstore.records.compression import codec_by_name
 
     if app_id is not None and from_line != 1:
@@ -70,60 +98,43 @@ def produce(
         codec_by_name(compression)
     except DuramenError:
         raise bad_usage(f"--compression is {compression!r}; use none, gzip, snappy, lz4 or zstd") from None
-    with session.open() as store, _lines(file) as lines:
-        store.topic(topic)
-        if not dry_run:
-            store.check_writable()
-        committer = None if dry_run else Committer(store)
-        own_flush = None if committer is None else OwnFlush(committer)
-        reading = LineReader(lines, file, encoding)
-        progress = None
-        if committer is not None and app_id is not None:
-            progress = Progress.of(committer, app_id)
-            progress.skip(reading, file)
-        else:
-            reading.skip(from_line - 1)
-        records = size = 0
-        first = reading.number + 1
-        ends: dict[int, int] = {}
-        so_far = SoFar(file, topic, first, reading.number, app_id is not None)
-        if not dry_run:
-            so_far.note()
-        with session.progress(f"produce {topic}", None) as step:
-            for rows in reading.chunks():
-                step(len(rows))
-                if committer is not None and own_flush is not None:
-                    app = None if progress is None else progress.batch(reading)
-                    options = EncodeOptions(compression_type=compression)
-                    try:
-                        done = append_table(committer, topic, _table(rows), options=options, app=app)
-                    except DuramenError as error:
-                        _name_line(error, rows)
-                        raise
-                    except KeyboardInterrupt:
-                        so_far.note(under_way=reading.number)
-                        raise
-                    if progress is not None and app is not None:
-                        progress.committed(app)
-                    own_flush.appended(done)  # not all of a large file has to lie in staging
-                    size += done.bytes
-                    ends = dict(enumerate(done.topics[topic].end_offsets))
-                    so_far.last = reading.number
-                    so_far.note()
-                records += len(rows)
-        if committer is not None and ends:
-            committer.flush(store.topic(topic))
+
+
+def _append(
+    committer: Committer, rows: list[Row], reading: LineReader, progress: Progress | None, so_far: SoFar, codec: str
+) -> Committed:
+    """All of the rows or none."""
+    from logstore.commit.produce import append_table
+    from logstore.commit.staging import EncodeOptions
+
+    app = None if progress is None else progress.batch(reading)
+    options = EncodeOptions(compression_type=codec)
+    try:
+        done = append_table(committer, so_far.topic, _table(rows), options=options, app=app)
+    except DuramenError as error:
+        _name_line(error, rows)
+        raise
+    except KeyboardInterrupt:
+        so_far.note(under_way=reading.number)
+        raise
+    if progress is not None and app is not None:
+        progress.committed(app)
+    return done
+
+
+def _answer(so_far: SoFar, last_line: int, *, dry_run: bool) -> None:
     document: dict[str, Any] = {
-        "topic": topic,
-        "records": records,
-        "bytes": size,
-        "end_offsets": {str(number): end for number, end in ends.items()},
-        "lines": {"from": first, "to": reading.number},
+        "topic": so_far.topic,
+        "records": so_far.records,
+        "bytes": so_far.size_bytes,
+        "end_offsets": {str(number): end for number, end in enumerate(so_far.end_offsets)},
+        "lines": {"from": so_far.first, "to": last_line},
         "dry_run": dry_run,
     }
     verb = "would append" if dry_run else "appended"
-    skipped = f"; lines 1 to {first - 1} were skipped" if first > 1 else ""
-    session.answer(document, lambda: print(f"{verb} {records} records to {topic} ({size} bytes){skipped}"))
+    skipped = f"; lines 1 to {so_far.first - 1} were skipped" if so_far.first > 1 else ""
+    text = f"{verb} {so_far.records} records to {so_far.topic} ({so_far.size_bytes} bytes){skipped}"
+    session.answer(document, lambda: print(text))
 
 
 @dataclass(slots=True)
@@ -135,6 +146,15 @@ class SoFar:
     first: int
     last: int
     has_app: bool
+    records: int = 0
+    size_bytes: int = 0
+    end_offsets: Sequence[int] = ()
+
+    def appended(self, done: Committed, last_line: int) -> None:
+        self.size_bytes += done.bytes
+        self.end_offsets = done.topics[self.topic].end_offsets
+        self.last = last_line
+        self.note()
 
     def note(self, under_way: int | None = None) -> None:
         """`under_way` is the last line of an append that has begun, and may be committed or not."""
@@ -322,49 +342,3 @@ def _table(rows: list[Row]) -> pa.Table:
         "headers": headers,
     }
     return pa.table({name: pa.array([row.columns[name] for row in rows], kind) for name, kind in kinds.items()})
-
-
-def get(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)],
-    encoding: Annotated[Encoding, typer.Option("--encoding", help="How key and value are written.")] = Encoding.UTF8,
-) -> None:
-    """Print the latest value of a key, with its offset and time. Exit code 1 when the key has no value."""
-    from logstore.restore.lookup import latest_of_key
-
-    try:
-        wanted = _bytes(key, encoding) or b""
-    except binascii.Error as error:
-        raise bad_usage(f"KEY is not base64: {error}") from None
-    with session.open() as store:
-        found = latest_of_key(store, store.topic(topic), wanted)
-    if found is None or found.record.value is None:
-        state = "was deleted" if found is not None else "has no value"
-        session.answer(
-            {"topic": topic, "key": key, "found": False}, lambda: print(f"{key} {state} in {topic}", file=sys.stderr)
-        )
-        stop(NOT_FOUND)
-    record = found.record
-    value = record.value
-    assert value is not None
-    shown = base64.b64encode(value).decode() if encoding is Encoding.BASE64 else value.decode("utf-8", "replace")
-    document = {
-        "topic": topic,
-        "key": key,
-        "found": True,
-        "value": shown,
-        "partition": found.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp_ms,
-    }
-    session.answer(
-        document,
-        lambda: print_pairs(
-            [
-                ("value", shown),
-                ("partition", found.partition),
-                ("offset", record.offset),
-                ("time", time_text(record.timestamp_ms)),
-            ]
-        ),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -13,12 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.consume import Encoding
+from duramen.commands.consume import text_of
+from duramen.commands.options import Encoding, OneTopic
 from duramen.session import bad_usage, session
 from duramen.terminal import json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from logstore.restore.restore import RestorePlan
+    from logstore.store import LogStore
 
 Write = Callable[["pa.RecordBatch"], None]
 
@@ -29,7 +32,7 @@ class Format(str, Enum):
 
 
 def restore(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    topic: OneTopic,
     as_of_offsets: Annotated[
         str | None,
         typer.Option(
@@ -64,8 +67,6 @@ def restore(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be read, and how; read nothing.")] = False,
 ) -> None:
     """Print the latest value of every key, now or as of a moment, or write it to a file. Deleted keys are left out."""
-    from logstore.errors import DuramenError
-    from logstore.restore.restore import plan_restore
     from logstore.restore.restore import restore as restored
 
     if as_of_offsets is not None and as_of_timestamp is not None:
@@ -77,18 +78,7 @@ def restore(
         raise bad_usage(f"--output-file {output_file}: there is no directory {folder}")
     rows = 0
     with session.open() as store:
-        try:
-            plan = plan_restore(
-                store,
-                topic,
-                as_of_offsets=None if as_of_offsets is None else _offsets(as_of_offsets),
-                as_of_timestamp_ms=as_of_timestamp,
-                allow_thinned=allow_thinned,
-            )
-        except DuramenError as error:  # the names of options, not of Python's arguments
-            hint = (error.hint or "").replace("allow_thinned=True", "--allow-thinned")
-            error.reworded(error.what.replace("as_of_offsets", "--as-of-offsets")).with_hint(hint)
-            raise
+        plan = _plan(store, topic, as_of_offsets, as_of_timestamp, allow_thinned=allow_thinned)
         if not dry_run:
             opened = _parquet(output_file) if format_ is Format.PARQUET else _lines(output_file, encoding)
             with session.progress(f"restore {topic}", plan.offsets) as step, opened as write:
@@ -110,6 +100,26 @@ def restore(
         print(f"restored {rows} keys of {topic}", file=sys.stderr)
 
 
+def _plan(
+    store: LogStore, topic: str, as_of_offsets: str | None, as_of_timestamp: int | None, *, allow_thinned: bool
+) -> RestorePlan:
+    from logstore.errors import DuramenError
+    from logstore.restore.restore import plan_restore
+
+    try:
+        return plan_restore(
+            store,
+            topic,
+            as_of_offsets=None if as_of_offsets is None else _offsets(as_of_offsets),
+            as_of_timestamp_ms=as_of_timestamp,
+            allow_thinned=allow_thinned,
+        )
+    except DuramenError as error:  # the names of options, not of Python's arguments
+        hint = (error.hint or "").replace("allow_thinned=True", "--allow-thinned")
+        error.reworded(error.what.replace("as_of_offsets", "--as-of-offsets")).with_hint(hint)
+        raise
+
+
 def _offsets(text: str) -> dict[int, int]:
     example = '{"0": 23, "1": 42}'
     try:
@@ -123,6 +133,7 @@ def _offsets(text: str) -> dict[int, int]:
 
 @contextlib.contextmanager
 def _lines(path: str, encoding: Encoding) -> Iterator[Write]:
+    text = text_of(encoding)
     with contextlib.ExitStack() as opened:
         out = sys.stdout if path == "-" else open(opened.enter_context(_whole(path)), "w", encoding="utf-8")  # noqa: SIM115
         if path != "-":
@@ -135,23 +146,12 @@ def _lines(path: str, encoding: Encoding) -> Iterator[Write]:
                     "partition": row["partition"],
                     "offset": row["offset"],
                     "timestamp": micros // 1000,
-                    "key": _text(row["key"], "key", row["offset"], encoding),
-                    "value": _text(row["value"], "value", row["offset"], encoding),
+                    "key": text(row["key"], "key", row["offset"]),
+                    "value": text(row["value"], "value", row["offset"]),
                 }
                 out.write(json_text(document) + "\n")
 
         yield write
-
-
-def _text(data: bytes, what: str, offset: int, encoding: Encoding) -> str:
-    if encoding is Encoding.BASE64:
-        return base64.b64encode(data).decode("ascii")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        from logstore.errors import InvalidRecord
-
-        raise InvalidRecord(f"the {what} is not UTF-8", offset=offset, hint="Use --encoding base64.") from error
 
 
 @contextlib.contextmanager

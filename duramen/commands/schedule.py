@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.compact import EngineName, spark_session
+from duramen.commands.compact import Engine, EngineName, spark_session
 from duramen.session import DONE, FAILED, bad_usage, key_values, print_table, session, stop, time_text
 from duramen.terminal import json_text
 
@@ -25,9 +25,7 @@ _STOP_S = 8.0
 
 
 def schedule(
-    engine: Annotated[
-        EngineName, typer.Option("--engine", help="This process alone, or Spark's tasks.")
-    ] = EngineName.LOCAL,
+    engine: Engine = EngineName.LOCAL,
     interval: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,12 +53,10 @@ def schedule(
         from compaction_job.scheduler import Scheduler
     except ImportError as error:
         raise bad_usage(f"duramen schedule needs {error.name}: install duramen[schedule]") from None
-    if not session.store_path:
-        raise bad_usage("no store given: use --store DIR before the command, or set DURAMEN_STORE")
-    intervals = _intervals(interval)
+    path, intervals = session.path, _intervals(interval)
     with spark_session(EngineName.LOCAL if dry_run else engine) as spark:
         daemon = Scheduler(
-            session.store_path,
+            path,
             spark=spark,
             intervals=intervals,
             threads=threads,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.maintain import DryRun
+from duramen.commands.options import DryRun
 from duramen.session import DAMAGE, session, stop
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.offsets import Topics, chosen_topics
+from duramen.commands.options import DryRun, OneTopic, Topics, chosen_topics
 from duramen.session import print_table, session, time_text
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ def list_(topics: Topics = None) -> None:
 
 @app.command()
 def abort(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    topic: OneTopic,
     partition: Annotated[int, typer.Option("--partition", metavar="N", min=0, help="The partition.")],
     producer_id: Annotated[
         int, typer.Option("--producer-id", metavar="ID", min=0, help="Whose transaction; see `transactions list`.")
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """End an open transaction with an ABORT marker: its records are never committed."""
     from logstore.commit.transactions import abort_transaction, find_transaction

@@ -7,16 +7,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.maintain import DryRun
-from duramen.losses import loss_documents, losses_of, print_losses
+from duramen.commands.options import DryRun, OnlyTopics
+from duramen.losses import loss_documents, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
+    from logstore.store import LogStore
     from logstore.topics.registry import Topic
+    from logstore.transfer.kafka_export import ExportedPartition
+    from logstore.transfer.kafka_import import ImportedTopic, Source
 
-OnlyTopics = Annotated[
+
+TopicConfig = Annotated[
     list[str] | None,
-    typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be given again.", show_default=False),
+    typer.Option(
+        "--topic-config",
+        metavar="NAME=VALUE",
+        help="A setting of the imported topics; may be given again.",
+        show_default=False,
+    ),
+]
+MetadataDir = Annotated[
+    str | None,
+    typer.Option(
+        "--metadata-dir", metavar="DIR", help="Where __cluster_metadata-0 lies, if not there.", show_default=False
+    ),
+]
+ServerProperties = Annotated[
+    str | None,
+    typer.Option(
+        "--server-properties",
+        metavar="FILE",
+        help="The broker's settings file: defaults of its topics.",
+        show_default=False,
+    ),
 ]
 
 
@@ -30,34 +54,13 @@ def import_(
         ),
     ],
     topic: OnlyTopics = None,
-    topic_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic-config",
-            metavar="NAME=VALUE",
-            help="A setting of the imported topics; may be given again.",
-            show_default=False,
-        ),
-    ] = None,
+    topic_config: TopicConfig = None,
     defaults: Annotated[
         bool,
         typer.Option("--defaults", help="Where nothing tells a topic's settings, the store's defaults are right."),
     ] = False,
-    metadata_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--metadata-dir", metavar="DIR", help="Where __cluster_metadata-0 lies, if not there.", show_default=False
-        ),
-    ] = None,
-    server_properties: Annotated[
-        str | None,
-        typer.Option(
-            "--server-properties",
-            metavar="FILE",
-            help="The broker's settings file: defaults of its topics.",
-            show_default=False,
-        ),
-    ] = None,
+    metadata_dir: MetadataDir = None,
+    server_properties: ServerProperties = None,
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Also take what symbolic links out of the directory lead to.")
     ] = False,
@@ -67,13 +70,12 @@ def import_(
     dry_run: DryRun = False,
 ) -> None:
     """Adopt the topics of a stopped broker. The source is not changed; all its records count as committed."""
+    from logstore.files import OS_FILES
+    from logstore.limits import DEFAULT_LIMITS
     from logstore.transfer import kafka_import
 
     configs = key_values(topic_config, "--topic-config")
     source_path = os.path.abspath(directory)
-    from logstore.files import OS_FILES
-    from logstore.limits import DEFAULT_LIMITS
-
     with kafka_import.stopped_source(OS_FILES, source_path):
         source = kafka_import.examine(
             OS_FILES,
@@ -85,56 +87,13 @@ def import_(
             follow_links=follow_links,
         )
         with session.open(create=not dry_run) as store:
-            imported: list[kafka_import.ImportedTopic] = []
             if dry_run:
-                planned = kafka_import.plan_import(store, source, configs, defaults=defaults)
+                documents = _planned(source, kafka_import.plan_import(store, source, configs, defaults=defaults))
+                damaged = False
             else:
-                total = sum(each.size_bytes for topic_ in source.topics for each in topic_.partitions)
-                with session.progress("importing", total) as step:
-                    imported = kafka_import.import_topics(
-                        store, source, configs, link=link, defaults=defaults, progress=step
-                    )
-                planned = [each.topic for each in imported]
-                store.project_checkpoints()
-    if dry_run:
-        documents: list[dict[str, Any]] = [
-            {
-                "name": each.name,
-                "id": None,
-                "kafka_id": each.topic_id,
-                **_settings(topic_),
-                "partitions": [
-                    {"partition": part.partition.partition, "segments": part.segments, "size_bytes": part.size_bytes}
-                    for part in each.partitions
-                ],
-            }
-            for each, topic_ in zip(source.topics, planned, strict=True)
-        ]
-    else:
-        documents = [
-            {
-                "name": each.topic.name,
-                "id": each.topic.id,
-                "kafka_id": each.topic.kafka_id,
-                **_settings(each.topic),
-                "partitions": [
-                    {
-                        "partition": part.partition.partition,
-                        "segments": part.segments,
-                        "size_bytes": part.size_bytes,
-                        "log_start_offset": part.log_start_offset,
-                        "log_end_offset": part.log_end_offset,
-                        "linked_bytes": part.linked_bytes,
-                        "copied_bytes": part.copied_bytes,
-                        "dropped_bytes": part.dropped_bytes,
-                        "cuts": part.cuts,
-                        "quarantined": part.quarantined,
-                    }
-                    for part in each.partitions
-                ],
-            }
-            for each in imported
-        ]
+                imported = _import_topics(store, source, configs, link=link, defaults=defaults)
+                documents = [_imported(each) for each in imported]
+                damaged = any(part.found_damage for each in imported for part in each.partitions)
     document = {
         "imported": not dry_run,
         "clean": source.clean,
@@ -142,56 +101,107 @@ def import_(
         "skipped": dict(source.skipped),
         "notes": list(source.notes),
     }
-    damaged = any(part.found_damage for each in imported for part in each.partitions)
-
-    def text() -> None:
-        print_table(
-            ["topic", "partition", "segments", "size", "log start", "log end", "cut off"],
-            [
-                [
-                    each["name"],
-                    part["partition"],
-                    part["segments"],
-                    size_text(part["size_bytes"]),
-                    part.get("log_start_offset", "?"),
-                    part.get("log_end_offset", "?"),
-                    size_text(part.get("dropped_bytes", 0)),
-                ]
-                for each in documents
-                for part in each["partitions"]
-            ],
-            title="Would import" if dry_run else None,
-        )
-        for each in documents:
-            for part in each["partitions"]:
-                for cut in part.get("cuts", ()):
-                    print(
-                        f"{each['name']}-{part['partition']}: {cut['dropped_bytes']} bytes cut off, {cut['reason']} "
-                        f"(file {cut['file']}, position {cut['position']})"
-                    )
-                for path in part.get("quarantined", ()):
-                    print(f"{each['name']}-{part['partition']}: set aside in {path}")
-        for each in documents:
-            if each["settings_unknown"]:
-                why = source.settings[each["name"]].unknown
-                print(
-                    f"{each['name']}: settings unknown, {why}; nothing of it is deleted or compacted until "
-                    f"`duramen topics alter {each['name']}` gives them"
-                )
-            elif each["configs"]:
-                print(f"{each['name']}: {', '.join(f'{name}={value}' for name, value in each['configs'].items())}")
-        for name, reason in source.skipped.items():
-            print(f"passed by {name}: {reason}")
-        for note in source.notes:
-            print(note)
-
-    session.answer(document, text)
+    session.answer(document, lambda: _print_import(documents, source, dry_run=dry_run))
     if damaged:
         stop(DAMAGE)
 
 
+def _import_topics(
+    store: LogStore, source: Source, configs: dict[str, str], *, link: bool, defaults: bool
+) -> list[ImportedTopic]:
+    from logstore.transfer.kafka_import import import_topics
+
+    total = sum(each.size_bytes for topic in source.topics for each in topic.partitions)
+    with session.progress("importing", total) as step:
+        imported = import_topics(store, source, configs, link=link, defaults=defaults, progress=step)
+    store.project_checkpoints()
+    return imported
+
+
+def _planned(source: Source, topics: list[Topic]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "id": None,
+            "kafka_id": each.topic_id,
+            **_settings(topic),
+            "partitions": [
+                {"partition": part.partition.partition, "segments": part.segments, "size_bytes": part.size_bytes}
+                for part in each.partitions
+            ],
+        }
+        for each, topic in zip(source.topics, topics, strict=True)
+    ]
+
+
+def _imported(imported: ImportedTopic) -> dict[str, Any]:
+    return {
+        "name": imported.topic.name,
+        "id": imported.topic.id,
+        "kafka_id": imported.topic.kafka_id,
+        **_settings(imported.topic),
+        "partitions": [
+            {
+                "partition": part.partition.partition,
+                "segments": part.segments,
+                "size_bytes": part.size_bytes,
+                "log_start_offset": part.log_start_offset,
+                "log_end_offset": part.log_end_offset,
+                "linked_bytes": part.linked_bytes,
+                "copied_bytes": part.copied_bytes,
+                "dropped_bytes": part.dropped_bytes,
+                "cuts": part.cuts,
+                "quarantined": part.quarantined,
+            }
+            for part in imported.partitions
+        ],
+    }
+
+
 def _settings(topic: Topic) -> dict[str, Any]:
     return {"configs": dict(topic.configs), "settings_unknown": topic.settings_unknown}
+
+
+def _print_import(documents: list[dict[str, Any]], source: Source, *, dry_run: bool) -> None:
+    print_table(
+        ["topic", "partition", "segments", "size", "log start", "log end", "cut off"],
+        [
+            [
+                each["name"],
+                part["partition"],
+                part["segments"],
+                size_text(part["size_bytes"]),
+                part.get("log_start_offset", "?"),
+                part.get("log_end_offset", "?"),
+                size_text(part.get("dropped_bytes", 0)),
+            ]
+            for each in documents
+            for part in each["partitions"]
+        ],
+        title="Would import" if dry_run else None,
+    )
+    for each in documents:
+        for part in each["partitions"]:
+            for cut in part.get("cuts", ()):
+                print(
+                    f"{each['name']}-{part['partition']}: {cut['dropped_bytes']} bytes cut off, {cut['reason']} "
+                    f"(file {cut['file']}, position {cut['position']})"
+                )
+            for path in part.get("quarantined", ()):
+                print(f"{each['name']}-{part['partition']}: set aside in {path}")
+    for each in documents:
+        if each["settings_unknown"]:
+            why = source.settings[each["name"]].unknown
+            print(
+                f"{each['name']}: settings unknown, {why}; nothing of it is deleted or compacted until "
+                f"`duramen topics alter {each['name']}` gives them"
+            )
+        elif each["configs"]:
+            print(f"{each['name']}: {', '.join(f'{name}={value}' for name, value in each['configs'].items())}")
+    for name, reason in source.skipped.items():
+        print(f"passed by {name}: {reason}")
+    for note in source.notes:
+        print(note)
 
 
 def export(
@@ -222,29 +232,19 @@ def export(
     ids = key_values(topic_id, "--topic-id")
     if (cluster_id is None) != (node_id is None):
         raise bad_usage("--cluster-id and --node-id belong together")
+    target = os.path.abspath(directory)
     with session.open() as store:
         from logstore.directory.checkpoint import MetaProperties
         from logstore.topic import new_topic_id
         from logstore.transfer import kafka_export
 
-        target = os.path.abspath(directory)
         topics = [store.topic(name) for name in topic] if topic else store.topics()
         if not topics:
             raise bad_usage("the store has no topics")
         if dry_run:
             kafka_export.check_topic_ids(topics, ids)
             kafka_export.check_target(store, target, topics)
-            partitions: list[dict[str, Any]] = [
-                {
-                    "topic": each.name,
-                    "partition": number,
-                    "topic_id": ids.get(each.name, each.export_id),
-                    "log_start_offset": store.partition_state(each, number).log_start_offset,
-                    "log_end_offset": store.high_watermark(each, number),
-                }
-                for each in topics
-                for number in range(each.partitions)
-            ]
+            partitions = _exportable(store, topics, ids)
             clean = not unclean
         else:
             identity = None
@@ -260,43 +260,59 @@ def export(
                 done = kafka_export.export_topics(
                     store, target, topics, topic_ids=ids, unclean=unclean, identity=identity, progress=step
                 )
+            partitions = [_exported(each) for each in done.partitions]
             clean = done.clean
-            partitions = [
-                {
-                    "topic": each.partition.topic,
-                    "partition": each.partition.partition,
-                    "topic_id": each.topic_id,
-                    "log_start_offset": each.log_start_offset,
-                    "log_end_offset": each.log_end_offset,
-                    "segments": each.segments,
-                    "linked_bytes": each.linked_bytes,
-                    "copied_bytes": each.copied_bytes,
-                    "losses": loss_documents(each.losses),
-                }
-                for each in done.partitions
-            ]
     document = {"exported": not dry_run, "directory": target, "clean": clean, "partitions": partitions}
+    session.answer(document, lambda: _print_export(document))
 
-    def text() -> None:
-        print_table(
-            ["topic", "partition", "log start", "log end", "linked", "copied", "topic id"],
+
+def _exportable(store: LogStore, topics: list[Topic], ids: dict[str, str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": each.name,
+            "partition": number,
+            "topic_id": ids.get(each.name, each.export_id),
+            "log_start_offset": store.partition_state(each, number).log_start_offset,
+            "log_end_offset": store.high_watermark(each, number),
+        }
+        for each in topics
+        for number in range(each.partitions)
+    ]
+
+
+def _exported(partition: ExportedPartition) -> dict[str, Any]:
+    return {
+        "topic": partition.partition.topic,
+        "partition": partition.partition.partition,
+        "topic_id": partition.topic_id,
+        "log_start_offset": partition.log_start_offset,
+        "log_end_offset": partition.log_end_offset,
+        "segments": partition.segments,
+        "linked_bytes": partition.linked_bytes,
+        "copied_bytes": partition.copied_bytes,
+        "losses": loss_documents(partition.losses),
+    }
+
+
+def _print_export(document: dict[str, Any]) -> None:
+    print_table(
+        ["topic", "partition", "log start", "log end", "linked", "copied", "topic id"],
+        [
             [
-                [
-                    each["topic"],
-                    each["partition"],
-                    each["log_start_offset"],
-                    each["log_end_offset"],
-                    size_text(each.get("linked_bytes", 0)),
-                    size_text(each.get("copied_bytes", 0)),
-                    each["topic_id"],
-                ]
-                for each in partitions
-            ],
-            title=f"{'Would export' if dry_run else 'Exported'} to {target}",
-        )
-        for each in partitions:
-            # A broker has no place for them: to its consumers the offsets look compacted.
-            print_losses(f"{each['topic']}-{each['partition']}", losses_of(each.get("losses", ())))
-        print("the broker will trust it as it is" if clean else "the broker will check everything when it starts")
-
-    session.answer(document, text)
+                each["topic"],
+                each["partition"],
+                each["log_start_offset"],
+                each["log_end_offset"],
+                size_text(each.get("linked_bytes", 0)),
+                size_text(each.get("copied_bytes", 0)),
+                each["topic_id"],
+            ]
+            for each in document["partitions"]
+        ],
+        title=f"{'Exported' if document['exported'] else 'Would export'} to {document['directory']}",
+    )
+    for each in document["partitions"]:
+        # A broker has no place for them: to its consumers the offsets look compacted.
+        print_losses(f"{each['topic']}-{each['partition']}", each.get("losses", ()))
+    trusted = document["clean"]
+    print("the broker will trust it as it is" if trusted else "the broker will check everything when it starts")

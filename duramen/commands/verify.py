@@ -1,0 +1,156 @@
+"""`duramen verify`: every committed byte is checked, and nothing is changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from duramen.commands.health import examined, print_store, store_document
+from duramen.commands.options import Partition, Topics, chosen_partitions
+from duramen.losses import loss_documents, print_losses
+from duramen.session import DAMAGE, print_table, session, size_text, stop
+
+if TYPE_CHECKING:
+    from logstore.directory.finding import Finding, StoreReport
+    from logstore.store import LogStore
+    from logstore.topics.registry import Topic
+    from logstore.upkeep.strays import Stray
+    from logstore.upkeep.verify import Verification
+
+
+def verify(topics: Topics = None, partition: Partition = None) -> None:
+    """Check every committed byte: checksums, order, indexes, segment lists, the ledger. Changes nothing; exit 3 on
+    damage.
+    """
+    from logstore.upkeep.strays import find_strays
+
+    with session.open() as store:
+        whole = examined(store)
+        strays = find_strays(store, topics)
+        results = verify_all(store, chosen_partitions(store, topics, partition, tolerant=True))
+    document = verification_document(results, strays, whole)
+    session.answer(document, lambda: print_verification(results, strays, whole))
+    if not document["sound"]:
+        stop(DAMAGE)
+
+
+def verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Verification]:
+    from logstore.directory.finding import Finding
+    from logstore.errors import CorruptState
+    from logstore.upkeep.verify import verify_partition
+
+    total = sum(
+        segment.size_bytes for topic, number in partitions for segment in _state_or_nothing(store, topic, number)
+    )
+    results = []
+    with session.progress("verifying", total) as step:
+        for topic, number in partitions:
+            try:
+                high_watermark = store.high_watermark(topic, number)
+                damage = None
+            except CorruptState as error:
+                high_watermark, damage = 0, error
+            result = verify_partition(
+                store.fs,
+                store.layout.partition(topic.partition(number)),
+                partition=topic.partition(number),
+                topic_id=topic.id,
+                state_path=store.layout.partition_state(topic.id, number),
+                high_watermark=high_watermark,
+                limits=store.limits,
+                progress=step,
+            )
+            if damage is not None:
+                result.findings.append(Finding(damage.what, damage.file, damage.position, damage.offset))
+            results.append(result)
+    return results
+
+
+def _state_or_nothing(store: LogStore, topic: Topic, number: int) -> Any:
+    from logstore.errors import CorruptState
+
+    try:
+        return store.partition_state(topic, number).segments
+    except CorruptState:
+        return ()
+
+
+def verification_document(results: list[Verification], strays: list[Stray], whole: StoreReport) -> dict[str, Any]:
+    return {
+        "sound": whole.sound and not strays and all(result.sound for result in results),
+        "store": store_document(whole),
+        "partitions": [
+            {
+                "topic": result.partition.topic,
+                "partition": result.partition.partition,
+                "sound": result.sound,
+                "segments": result.segments,
+                "batches": result.batches,
+                "size_bytes": result.size_bytes,
+                "findings": finding_documents(result.findings),
+                "losses": loss_documents(result.losses),
+                "unplaced": result.unplaced,
+            }
+            for result in results
+        ],
+        "strays": list(map(stray_document, strays)),
+    }
+
+
+def finding_documents(findings: list[Finding]) -> list[dict[str, Any]]:
+    return [
+        {"what": each.what, "file": each.file, "position": each.position, "offset": each.offset} for each in findings
+    ]
+
+
+def stray_document(stray: Stray) -> dict[str, Any]:
+    return {
+        "kind": stray.kind.value,
+        "what": stray.what,
+        "file": stray.file,
+        "topic": stray.name,
+        "partition": stray.partition,
+        "topic_id": stray.topic_id,
+    }
+
+
+def print_verification(results: list[Verification], strays: list[Stray], whole: StoreReport) -> None:
+    print_table(
+        ["partition", "segments", "batches", "size", "result"],
+        [
+            [result.partition, result.segments, result.batches, size_text(result.size_bytes), _result(result)]
+            for result in results
+        ],
+    )
+    for result in results:
+        for each in result.findings:
+            places = [
+                f"{name} {value}"
+                for name, value in (("file", each.file), ("position", each.position), ("offset", each.offset))
+                if value is not None
+            ]
+            print(f"{result.partition}: {each.what}" + (f" ({', '.join(places)})" if places else ""))
+        print_losses(str(result.partition), loss_documents(result.losses))
+    for name, numbers in _unplaced(results).items():
+        named = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+        print(
+            f"{name}: not made yet, partitions {named}: a process died while it created or widened the topic. "
+            "No record is missing; the first write or `duramen recover` makes them."
+        )
+    for stray in strays:
+        print(f"{stray.what} (file {stray.file})")
+    print_store(whole)
+
+
+def _result(result: Verification) -> str:
+    if result.unplaced:
+        return "not made yet"
+    return "sound" if result.sound else f"DAMAGED, {len(result.findings)} findings"
+
+
+def _unplaced(results: list[Verification]) -> dict[str, list[int]]:
+    """By topic, the partitions that a creation or widening did not get to."""
+    found: dict[str, list[int]] = {}
+    for result in results:
+        if result.unplaced:
+            found.setdefault(result.partition.topic, []).append(result.partition.partition)
+    return found
