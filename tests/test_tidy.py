@@ -34,12 +34,6 @@ TOO_LONG = {
     "logstore/cleaner/cleaner.py:run_pass": 74,
     "logstore/partition/reading.py:read_chunks": 72,
     "logstore/compaction/planning.py:plan_partition": 72,
-    "duramen/commands/transfer.py:import_": 168,
-    "duramen/commands/transfer.py:export": 106,
-    "duramen/commands/produce.py:produce": 94,
-    "duramen/commands/maintain.py:recover": 84,
-    "duramen/commands/restore.py:restore": 80,
-    "duramen/commands/consume.py:consume": 77,
 }
 TOO_MANY_PARAMETERS = {
     "logstore/cleaner/cleaner.py:clean_partition": 15,

@@ -32,6 +32,7 @@ _BLOCK = re.compile(r"^```([a-z]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: blocks that cannot run on a test machine, by page and first words, and why
 NOT_RUN = {
     ("README.md", "make demo"): "builds the whole environment; `make test` is what runs this test",
+    ("docs/architecture.md", " rows of a micro-batch"): "a drawing of the data's way",
     ("docs/install.md", "make wheel"): "the suite `package` builds the wheel and installs it",
     ("docs/operations.md", "pip install 'duramen[schedule]'"): "installs from an index; the suite `package` does it",
     ("docs/operations.md", "[Service]"): "a unit of systemd",
