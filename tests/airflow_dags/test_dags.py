@@ -76,10 +76,13 @@ class Filled:
         return found
 
     def files(self, below: str = "logs") -> dict[str, tuple[int, int, str]]:
-        """Size, time of change and hash of every file but the one that remembers how the clock stood."""
+        """Size, time of change and hash of every file.
+
+        But for the one that remembers how the clock stood, and for what was replaced: that goes after a minute.
+        """
         listing = {}
         for path in sorted((self.path / below).rglob("*")):
-            if path.is_file() and path != self.path / "locks" / "clock":
+            if path.is_file() and path != self.path / "locks" / "clock" and path.suffix != ".deleted":
                 stat = path.stat()
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 listing[str(path.relative_to(self.path))] = (stat.st_size, stat.st_mtime_ns, digest)
