@@ -189,6 +189,19 @@ def test_what_compaction_had_taken_from_a_misplaced_file_is_no_loss() -> None:
     assert contents(log) == without(rows, (8, 10))
 
 
+def test_what_nobody_misses_behind_the_committed_end_is_no_damage() -> None:
+    """Such bytes were never published, whatever they are; the next append cuts them."""
+    fs, rows = filled()
+    files = directory_bytes(fs)
+    write(fs, path(18), files[f"{6:020d}.log"], len(files[f"{18:020d}.log"]))
+    plan = plan_salvage(given(fs))
+    assert not plan.damages
+    assert not plan.quarantine
+    assert not plan.changes
+    log = open_log(fs, config=CONFIG, clean=False, long_lived=False, keep_offset=24)
+    assert contents(log) == rows
+
+
 def test_a_misplaced_batch_that_begins_below_the_log_start_comes_back() -> None:
     fs, rows = filled()
     state = read_state(fs, STATE)
