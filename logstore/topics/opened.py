@@ -279,8 +279,7 @@ class OpenStore:
         partition = topic.partition(number)
         path = self.layout.partition_state(topic.id, number)
         state = read_state(self.fs, path, limits=self.limits)
-        if state is None and self.fs.exists(self.layout.partition(partition)):
-            # It is there before the directory is.
+        if state is None and self._is_placed(topic, partition):  # the list is there before the directory is
             raise CorruptState(
                 "the partition's segment list is gone", file=path, partition=partition, hint="Run `duramen recover`."
             )

@@ -31,6 +31,7 @@ from logstore.errors import (
     TopicExists,
     UnknownTopic,
 )
+from logstore.records.record import Record
 from logstore.restore.lookup import latest_of_key
 from logstore.restore.restore import plan_restore, restore
 from logstore.store import LogStore
@@ -162,3 +163,14 @@ def test_nobody_sees_a_mix_of_a_topic_and_its_successor(tmp_path: Path, seed: in
         assert sorted(map(str, found)) == sorted(map(str, trial.acknowledged.get(topic.id, [])))
         store.sweep()
         assert os.listdir(store.layout.state) == [topic.id]
+
+
+def test_a_reader_of_a_deleted_topic_does_not_take_its_successor_for_damage(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "store", create=True) as store:
+        before = store.create_topic("t")
+        store.append("t", [Record(b"k", b"v")])
+        store.delete_topic("t")
+        store.create_topic("t")
+        assert store.high_watermark(before, 0) == 0
+        with pytest.raises(UnknownTopic):
+            list(store.reader(before, 0).records(0))
