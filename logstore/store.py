@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.directory.locks import DEFAULT_WAIT_MS
-from logstore.files import OS_FILES, FileSystem
-from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.clock import Clock
 from logstore.topics import checkpoints, creating, deleting, sweeping
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
@@ -36,27 +32,8 @@ class LogStore(OpenStore):
             store.append("orders", [Record(b"42", b"ordered")])
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        create: bool = False,
-        fs: FileSystem = OS_FILES,
-        clock: Clock = SYSTEM_CLOCK,
-        limits: Limits = DEFAULT_LIMITS,
-        lock_wait_ms: int = DEFAULT_WAIT_MS,
-    ) -> None:
-        """Open the store at `path`; with `create`, make it when there is none.
-
-        Where nothing can be written (a read-only mount, no right to write), it is open for reading: `is_read_only`.
-        It then shows what is published, and whatever would write raises ReadOnlyStore.
-
-        Raises NotAStore, AccessDenied, StoreVersionError, UnsuitableFileSystem, StoreInUse; for its settings file
-        UnknownConfig and InvalidConfig.
-        """
-        super().__init__(path, create=create, fs=fs, clock=clock, limits=limits, lock_wait_ms=lock_wait_ms)
-        self._committer: Committer | None = None
-        self._own_flush: OwnFlush | None = None
+    _committer: Committer | None = None
+    _own_flush: OwnFlush | None = None
 
     def close(self) -> None:
         """Flush what this process appended, as far as nobody else is at it, and give the store up. Idempotent."""

@@ -60,7 +60,9 @@ def _settle_unpublished(store: OpenStore, topic: Topic, number: int) -> None:
     elif store.closed_cleanly(topic, number, ends) or not store.log_bytes(topic, number):
         return
     if store.has_ledger:
-        Settler(store).settle(topic)
+        if store.settler is None:
+            store.settler = Settler(store)
+        store.settler.settle(topic)
 
 
 def _meet_high_watermark(store: OpenStore, log: PartitionLog, topic: Topic, high_watermark: int) -> None:

@@ -225,8 +225,8 @@ class _Planner:
         self._listed: set[int] = set()
         self._found: list[Loss] = []
         self._strays: list[Piece] = []
-        #: a segment with batches behind the committed end that belong elsewhere, and what is said of them
-        self._tail: tuple[SegmentSalvage, QuarantinedRegion, Damage] | None = None
+        #: a segment with batches behind the committed end that may be missing elsewhere
+        self._tail: tuple[SegmentSalvage, QuarantinedRegion] | None = None
         #: files that lie below the log start
         self._passed: list[int] = []
 
@@ -243,7 +243,7 @@ class _Planner:
         if self._found:
             self._look_below()
         self._refill()
-        self._leave_unneeded_tail()
+        self._take_tail()
         self._settle_losses()
         self._end()
         return self._plan
@@ -328,12 +328,7 @@ class _Planner:
         strays = [each for each in batches if each.position >= begin and each.end_offset <= committed]
         if strays:
             self._strays += _pieces(path, strays)
-            region = QuarantinedRegion(path, begin, found.scan.size_bytes)
-            size_bytes = found.scan.size_bytes - begin
-            damage = Damage(path, begin, size_bytes, "what it holds belongs to another segment")
-            self._plan.quarantine.append(region)
-            self._plan.damages.append(damage)
-            self._tail, found.rewrite = (found, region, damage), True
+            self._tail = (found, QuarantinedRegion(path, begin, found.scan.size_bytes))
 
     def _plan_holes(self, found: SegmentSalvage, path: str, size_bytes: int) -> None:
         scan = found.scan
@@ -471,18 +466,17 @@ class _Planner:
                     missing = self._put_back(piece, missing, source.name)
         self._note_gaps(gaps)
 
-    def _leave_unneeded_tail(self) -> None:
-        """Nobody misses what lies behind the committed end: it is cut as what was never published is, and no damage."""
+    def _take_tail(self) -> None:
+        """What was put back from behind the committed end leaves its place; what nobody misses there is no damage."""
         if self._tail is None:
             return
-        segment, region, damage = self._tail
+        segment, region = self._tail
         pieces = [piece for each in self._plan.segments for piece in each.pieces]
         if any(piece.path == region.path and piece.position >= region.position for piece in pieces):
-            return
-        assert segment.scan is not None
-        self._plan.quarantine.remove(region)
-        self._plan.damages.remove(damage)
-        segment.rewrite = bool(segment.scan.holes) or any(piece.path != region.path for piece in segment.pieces)
+            reason = "what it holds belongs to another segment"
+            self._plan.quarantine.append(region)
+            self._plan.damages.append(Damage(region.path, region.position, region.end - region.position, reason))
+            segment.rewrite = True
 
     def _note_gaps(self, gaps: list[Range]) -> None:
         """What is still missing of a gap that was filled in part was lost, too; nobody had written it down."""

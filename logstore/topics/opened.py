@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import (
@@ -82,6 +82,12 @@ def _names_missing_rights(opens: Callable[Given, None]) -> Callable[Given, None]
     return opening
 
 
+class Settles(Protocol):
+    """What finishes commits of a topic; the commit path has it."""
+
+    def settle(self, topic: Topic) -> TopicEnds: ...
+
+
 class OpenStore:
     """An open store: what all rooms work on. Close it, or use it as a context manager."""
 
@@ -130,11 +136,14 @@ class OpenStore:
                 self.locks.enter(create=False)
         self.registry = TopicRegistry(self.fs, self.layout)
         self.marks = TopicMarks(self.fs, self.layout)
+        #: kept by `commit.writing`, which would open the ledger for every partition otherwise
+        self.settler: Settles | None = None
         self._ends: Parsed[TopicEnds] = Parsed()
         self._configs: dict[tuple[tuple[str, str], ...], LogConfig] = {}
 
     def close(self) -> None:
         """Give the store up. Idempotent."""
+        self.settler = None
         self.locks.leave()
 
     def __enter__(self) -> Self:

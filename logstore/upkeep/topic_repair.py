@@ -414,7 +414,7 @@ def rebuilt_state(store: OpenStore, topic: Topic, partition: TopicPartition) -> 
     log_start, first_dirty = _checkpointed(store, topic, partition)
     # Of all but its last segment anything may have been compacted away; without one, of all there was.
     found = segments_at(store.fs, directory) if store.fs.exists(directory) else ()
-    last_base = max(found, default=_committed_end(store, topic, partition))
+    last_base = max(found) if found else _committed_end(store, topic, partition)
     noted = (read_reason(store.fs, folder) for folder in folders(store.fs, directory))
     return PartitionState(
         log_start_offset=log_start,
