@@ -1,0 +1,261 @@
+"""Deleting what nobody can need any more: garbage of manifests, staged objects that are sealed, and orphans.
+
+Every decision is one of `freeing`; here is the order of requests. A time is asked for after what it judges was read,
+pins are listed after that, and objects go before what names them forgets them. Each step can be cut anywhere: the next
+run finds the same names and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from logstore.bucket.commit_file import Entry
+from logstore.bucket.freeing import (
+    GRACE_MS,
+    ORPHAN_MS,
+    Floor,
+    cleared_floor,
+    collectable,
+    free_plans,
+    named,
+    orphan_candidates,
+    orphans,
+    raise_floor,
+    sealed_sequence,
+)
+from logstore.bucket.judging import check_clock
+from logstore.bucket.keys import floor_key, new_nonce
+from logstore.bucket.manifest import Manifest
+from logstore.bucket.manifests import Manifests
+from logstore.bucket.pins import read_pins
+from logstore.bucket.replacing import collected, fence_partition
+from logstore.bucket.rows import Kind, LedgerView, PlanRef, TopicRow
+from logstore.directory.sealed import seal, unseal, whole_number
+from logstore.errors import CommitConflict, ObjectChanged, ObjectExists, ObjectMissing, SegmentsChanged
+from logstore.objects.objects import Version
+
+if TYPE_CHECKING:
+    from logstore.bucket.store import BucketStore
+
+_TRIES_MAX = 20
+_DELETED_AT_ONCE = 500
+_FLOOR_VERSION = 1
+_SWEPT = ("data", "logs", "pages")
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """How long things wait before they go."""
+
+    grace_ms: int = GRACE_MS
+    orphan_ms: int = ORPHAN_MS
+
+
+#: (the floor as read, a nonce): the next one, or None where nothing changes
+FloorChange = Callable[[Floor | None, str], Floor | None]
+
+
+class Collector:
+    """Goes by the server's time: what is deleted is judged by ages that the server noted."""
+
+    def __init__(self, store: BucketStore, ages: Ages | None = None) -> None:
+        """Asks the server for the time. Raises UnsuitableObjectStore where this machine's is far off."""
+        self._store = store
+        self._objects = store.objects
+        self._ages = ages or Ages()
+        self._ahead_ms = _server_ahead_ms(store)
+        self.manifests = Manifests(store.objects, self.now_ms, limits=store.limits)
+
+    def now_ms(self) -> int:
+        return self._store.clock.now_ms() + self._ahead_ms
+
+    # --- garbage of manifests -----------------------------------------------------------------------------------
+
+    def collect(self, topic_id: str, partition: int) -> int:
+        """Delete the garbage of a partition that is due, and note since when the rest is; returns how many objects."""
+        manifest = self.manifests.read(topic_id, partition).manifest
+        if manifest is None or not manifest.garbage:
+            return 0
+        now_ms = self.now_ms()
+        pins = read_pins(self._objects, now_ms)
+        due = [each.key for each in collectable(manifest, now_ms=now_ms, pins=pins, grace_ms=self._ages.grace_ms)]
+        self._delete(due)
+
+        def change(seen: Manifest | None, now_ms: int, nonce: str) -> Manifest | None:
+            return None if seen is None else collected(seen, due, now_ms=now_ms, nonce=nonce)
+
+        self.manifests.change(topic_id, partition, change)
+        return len(due)
+
+    def has_due(self, manifest: Manifest | None) -> bool:
+        """Whether `collect` would find something to do, as far as pins let it."""
+        if manifest is None:
+            return False
+        now_ms = self.now_ms()
+        due = collectable(manifest, now_ms=now_ms, pins=(), grace_ms=self._ages.grace_ms)
+        return bool(due) or any(each.since_ms is None for each in manifest.garbage)
+
+    # --- level 0 ------------------------------------------------------------------------------------------------
+
+    def floors(self) -> dict[str, Floor]:
+        """The floors of all topics that the ledger has rows of."""
+        topics = {row.topic_id for row in self._store.ledger.view.rows if row.topic_id}
+        found = {topic_id: self._floor(topic_id)[0] for topic_id in topics}
+        return {topic_id: floor for topic_id, floor in found.items() if floor is not None}
+
+    def free(self, topic_id: str, manifests: Sequence[Manifest | None] | None = None) -> int:
+        """Raise the floor of a topic as far as it may, and delete what lies below it; returns how many plans went.
+
+        `manifests` of all partitions may have been read before, by the same run.
+        """
+        rows = self._store.ledger.refresh().topic(topic_id)
+        if not rows:
+            return 0
+        is_ended = rows[-1].kind is Kind.ENDED
+        if manifests is None:
+            numbers = range(len(rows[-1].end_offsets))
+            manifests = [self.manifests.read(topic_id, number).manifest for number in numbers]
+        now_ms = self.now_ms()
+        pins = read_pins(self._objects, now_ms)
+        sealed = rows[-1].sequence if is_ended else sealed_sequence(rows, manifests)
+        grace_ms = self._ages.grace_ms
+
+        def rise(floor: Floor | None, nonce: str) -> Floor | None:
+            return raise_floor(floor, sealed, now_ms=now_ms, pins=pins, nonce=nonce, grace_ms=grace_ms)
+
+        floor = self._change_floor(topic_id, rise)
+        if floor.freed <= floor.cleared:
+            return 0
+        return self._clear(topic_id, rows, floor)
+
+    def _clear(self, topic_id: str, rows: Sequence[TopicRow], floor: Floor) -> int:
+        """Files go before their plan, and both before the floor says so. The floors were read after our own rose."""
+        # An ended topic frees by its floor like any other: its readers have their grace too.
+        plans = free_plans(rows, floor, self.floors(), ended=())
+        for plan in plans:
+            self._delete(self._files_of(plan))
+            self._delete([plan.key])
+        through = floor.freed
+        self._change_floor(
+            topic_id,
+            lambda seen, nonce: (
+                None if seen is None or seen.cleared >= through else cleared_floor(seen, through, nonce=nonce)
+            ),
+        )
+        return len(plans)
+
+    def prune(self) -> int:
+        """Let the ledger forget rows whose objects are gone."""
+        return self._store.ledger.prune(self.floors())
+
+    def _files_of(self, plan: PlanRef) -> list[str]:
+        """None where the plan is gone: its files went before it."""
+        try:
+            return [key for key, _, _ in self._store.shelf.plans.get(plan).files]
+        except ObjectMissing:
+            return []
+
+    def _floor(self, topic_id: str) -> tuple[Floor | None, Version | None]:
+        key = floor_key(topic_id)
+        try:
+            data, version = self._objects.get(key)
+        except ObjectMissing:
+            return None, None
+        return decode_floor(data, key), version
+
+    def _change_floor(self, topic_id: str, change: FloorChange) -> Floor:
+        """The floor that is in force then; one that does not change is not written."""
+        key = floor_key(topic_id)
+        for _ in range(_TRIES_MAX):
+            floor, version = self._floor(topic_id)
+            following = change(floor, new_nonce())
+            if following is None:
+                return floor or Floor()
+            try:
+                if version is None:
+                    self._objects.create(key, encode_floor(following))
+                else:
+                    self._objects.replace(key, encode_floor(following), version)
+                return following
+            except (ObjectExists, ObjectChanged):
+                continue
+        raise SegmentsChanged(f"others replaced a floor {_TRIES_MAX} times in a row", file=key)
+
+    # --- orphans ------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> list[str]:
+        """Delete objects that nothing named and nothing can name any more; returns their keys.
+
+        List; fence the ledger and each manifest that could name a candidate; read all names again; delete.
+        """
+        now_ms = self.now_ms()
+        listed = (head for prefix in _SWEPT for head in self._objects.list(prefix))
+        candidates = orphan_candidates(listed, now_ms=now_ms, orphan_ms=self._ages.orphan_ms)
+        known = {row.topic_id for row in self._store.ledger.refresh().rows}
+        # What lies below a topic that the ledger does not know is left: nothing fences it.
+        candidates = tuple(key for key in candidates if key.startswith("data/") or _partition_of(key)[0] in known)
+        if not candidates:
+            return []
+        self._fence()
+        concerned = sorted({_partition_of(key) for key in candidates if not key.startswith("data/")})
+        for topic_id, number in concerned:
+            self.manifests.change(topic_id, number, lambda seen, _, nonce: fence_partition(seen, nonce=nonce))
+        view = self._store.ledger.refresh()
+        manifests = (self.manifests.read(topic_id, number).manifest for topic_id, number in concerned)
+        names = named(
+            _without_ends(view), self.floors(), [each for each in manifests if each is not None], self._named_files
+        )
+        gone = list(orphans(candidates, names))
+        self._delete(gone)
+        return gone
+
+    def _named_files(self, plan: PlanRef) -> list[str]:
+        """Of a plan that is not free; that it is gone is damage, and nothing may be swept then."""
+        return [key for key, _, _ in self._store.shelf.plans.get(plan).files]
+
+    def _fence(self) -> None:
+        for _ in range(_TRIES_MAX):
+            with contextlib.suppress(CommitConflict):
+                self._store.ledger.commit(self._store.ledger.refresh(), Entry((), new_nonce(), is_sweep=True))
+                return
+        raise CommitConflict(f"other writers were faster {_TRIES_MAX} times; nothing was swept", hint="Try again")
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        for first in range(0, len(keys), _DELETED_AT_ONCE):
+            self._objects.delete(keys[first : first + _DELETED_AT_ONCE])
+
+
+def _server_ahead_ms(store: BucketStore) -> int:
+    """How far the server's clock is ahead of ours."""
+    key = f"data/clock/{new_nonce()}"  # where the sweep finds what a killed process left
+    store.objects.put(key, (b"what time is it?",))
+    try:
+        own_ms = store.clock.now_ms()
+        return check_clock(own_ms, store.objects.head(key).modified_ms) - own_ms
+    finally:
+        store.objects.delete([key])
+
+
+def _partition_of(key: str) -> tuple[str, int]:
+    _, topic_id, number, _ = key.split("/")
+    return topic_id, int(number)
+
+
+def _without_ends(view: LedgerView) -> LedgerView:
+    """For `named`: what an ended topic's rows name goes by its floor, after the grace."""
+    return replace(view, rows=tuple(row for row in view.rows if row.kind is not Kind.ENDED))
+
+
+def encode_floor(floor: Floor) -> bytes:
+    names: Iterable[str] = ("generation", "nonce", "sealed", "sealed_since_ms", "freed", "cleared")
+    return seal({name: getattr(floor, name) for name in names}, version=_FLOOR_VERSION)
+
+
+def decode_floor(data: bytes, key: str) -> Floor:
+    """Raises CorruptState, StoreVersionError."""
+    document = unseal(data, version=_FLOOR_VERSION, file=key)
+    numbers = (whole_number(document, name, file=key) for name in ("sealed", "sealed_since_ms", "freed", "cleared"))
+    return Floor(whole_number(document, "generation", file=key), str(document.get("nonce")), *numbers)

@@ -1,0 +1,222 @@
+"""Creating, altering and deleting topics: rows of the ledger, so that every commit planned before conflicts.
+
+A topic lives from its first row to the row that ends it. Its id is new at each creation. `topics/NAME` is a copy of the
+definition for people and tools; nothing of ours reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from logstore.bucket.commit_file import Entry
+from logstore.bucket.judging import plan_clock
+from logstore.bucket.keys import new_nonce, topic_key
+from logstore.bucket.replacing import end_partition
+from logstore.bucket.rows import Kind, LedgerView, TopicRow
+from logstore.config import LogConfig
+from logstore.directory.sealed import seal, unseal, whole_number
+from logstore.errors import (
+    CommitConflict,
+    CommitUnknown,
+    CorruptState,
+    InvalidConfig,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    ObjectStoreError,
+    TopicExists,
+    UnknownTopic,
+)
+from logstore.settings import topic_setting
+from logstore.topic import check_topic_name, new_topic_id
+from logstore.topics.registry import Topic, check_partitions, spelled, topic_document
+
+if TYPE_CHECKING:
+    from logstore.bucket.store import BucketStore
+
+_CONFLICTS_MAX = 60
+_UNKNOWN_MAX = 3
+_WAIT_S_MAX = 0.5
+_PROJECTION_VERSION = 1
+
+
+def create_topic(
+    store: BucketStore,
+    name: str,
+    *,
+    partitions: int = 1,
+    configs: Mapping[str, object] | None = None,
+    dry_run: bool = False,
+) -> Topic:
+    """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig, CommitUnknown."""
+    check_topic_name(name)
+    _check(store, configs or {})
+    made_ms = store.clock.now_ms()
+    own = spelled(configs or {})
+    topic = Topic(name, new_topic_id(), check_partitions(partitions), own, 1, made_ms, keyed=True)
+    zeros = (0,) * partitions
+    row = TopicRow(topic.id, 1, Kind.DEFINED, 1, zeros, zeros, made_ms, definition=topic)
+
+    def first(view: LedgerView) -> TopicRow:
+        there = view.named(name)
+        if there is not None:
+            raise TopicExists(f"there is a topic {name} already")
+        return row
+
+    if dry_run:
+        first(store.ledger.refresh())
+    else:
+        _commit(store, first)
+        project(store, topic)
+    return topic
+
+
+def alter_topic(
+    store: BucketStore,
+    name: str,
+    *,
+    configs: Mapping[str, object] | None = None,
+    unset: Iterable[str] = (),
+    partitions: int | None = None,
+    defaults: bool = False,
+    dry_run: bool = False,
+) -> Topic:
+    """Set and unset the topic's own settings, or widen it; returns it as it is then. Raises UnknownTopic,
+    UnknownConfig, InvalidConfig, CommitUnknown.
+    """
+    unset = list(unset)
+    for key in unset:
+        topic_setting(key)
+
+    def next_row(view: LedgerView) -> TopicRow:
+        topic, newest = _living(view, name)
+        wanted: dict[str, object] = {key: value for key, value in topic.configs.items() if key not in unset}
+        wanted.update(configs or {})
+        _check(store, wanted)
+        if partitions is not None and check_partitions(partitions) < topic.partitions:
+            raise InvalidConfig(f"topic {name} has {topic.partitions} partitions; their number can only grow")
+        altered = replace(
+            topic,
+            configs=spelled(wanted),
+            partitions=partitions or topic.partitions,
+            config_version=topic.config_version + 1,
+            # With more partitions, keys move; what was written before stays where it is.
+            keyed=topic.keyed and partitions in (None, topic.partitions),
+            settings_unknown=topic.settings_unknown and not (configs or unset or defaults),
+        )
+        ends = newest.end_offsets + (0,) * (altered.partitions - topic.partitions)
+        clock_ms = plan_clock(store.clock.now_ms(), view, [topic.id])
+        version = altered.config_version
+        return TopicRow(
+            topic.id, newest.sequence + 1, Kind.DEFINED, version, ends, ends, clock_ms, definition=altered
+        )  # fmt: skip
+
+    row = next_row(store.ledger.refresh()) if dry_run else _commit(store, next_row)
+    assert row.definition is not None
+    if not dry_run:
+        project(store, row.definition)
+    return row.definition
+
+
+def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Topic:
+    """End the topic: from here on it is not found. Then its manifests are ended; maintenance frees its objects.
+
+    Raises UnknownTopic, CommitUnknown.
+    """
+    topic, _ = _living(store.ledger.refresh(), name)
+    if dry_run:
+        return topic
+
+    def last_row(view: LedgerView) -> TopicRow:
+        topic, newest = _living(view, name)
+        clock_ms = plan_clock(store.clock.now_ms(), view, [topic.id])
+        return replace(_bare(newest), sequence=newest.sequence + 1, kind=Kind.ENDED, clock_ms=clock_ms)
+
+    row = _commit(store, last_row)
+    end_manifests(store, row.topic_id, len(row.end_offsets))
+    project(store, topic, ended=True)
+    return topic
+
+
+def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
+    """Nothing can be sealed behind this. Idempotent: who deletes may have died before."""
+
+    for number in range(partitions):
+        store.manifests.change(
+            topic_id,
+            number,
+            lambda seen, now_ms, nonce: (
+                None if seen and seen.ended else end_partition(seen, now_ms=now_ms, nonce=nonce)
+            ),
+        )
+
+
+def project(store: BucketStore, topic: Topic, *, ended: bool = False) -> None:
+    """Bring `topics/NAME` up to date as far as it is older. That it fails says nothing about the topic."""
+    key = topic_key(topic.name)
+    order = store.ledger.view.version
+    document = {"ledger_version": order, "ended": ended, "topic": topic_document(topic)}
+    data = seal(document, version=_PROJECTION_VERSION)
+    with contextlib.suppress(ObjectStoreError, ObjectMissing, CorruptState):
+        try:
+            store.objects.create(key, data)
+            return
+        except ObjectExists:
+            stored, seen = store.objects.get(key)
+        there = whole_number(unseal(stored, version=_PROJECTION_VERSION, file=key), "ledger_version", file=key)
+        if there < order:
+            with contextlib.suppress(ObjectChanged):
+                store.objects.replace(key, data, seen)
+
+
+def _commit(store: BucketStore, row_of: Callable[[LedgerView], TopicRow]) -> TopicRow:
+    """Commit the row that follows the newest view; returns it as it is in the ledger."""
+    tried: list[TopicRow] = []
+    unknown = 0
+    for attempt in range(_CONFLICTS_MAX):
+        view = store.ledger.refresh()
+        for row in tried:  # an attempt whose answer was lost
+            if row in view.rows:
+                return row
+        row = row_of(view)
+        tried.append(row)
+        try:
+            store.ledger.commit(view, Entry((row,), new_nonce()))
+            return row
+        except CommitConflict:
+            tried.remove(row)
+            time.sleep(min(_WAIT_S_MAX, 0.005 * 2**attempt) * random.random())
+        except CommitUnknown:
+            unknown += 1
+            if unknown == _UNKNOWN_MAX:
+                raise
+    raise CommitConflict(f"other writers were faster {_CONFLICTS_MAX} times; nothing was changed", hint="Try again")
+
+
+def _living(view: LedgerView, name: str) -> tuple[Topic, TopicRow]:
+    topic = view.named(name)
+    newest = view.newest(topic.id) if topic is not None else None
+    if topic is None or newest is None:
+        raise UnknownTopic(f"no topic is called {name}")
+    return topic, newest
+
+
+def _bare(newest: TopicRow) -> TopicRow:
+    ends = newest.end_offsets
+    return TopicRow(newest.topic_id, newest.sequence, newest.kind, newest.config_version, ends, ends, newest.clock_ms)
+
+
+def _check(store: BucketStore, configs: Mapping[str, object]) -> None:
+    resolved = store.resolve(configs)
+    most = store.limits.written_batch_bytes
+    if "max.message.bytes" in configs and LogConfig.from_resolved(resolved).max_message_bytes > most:
+        raise InvalidConfig(
+            f"max.message.bytes={configs['max.message.bytes']}: the largest batch that can be read back has "
+            f"{most} bytes",
+            hint=f"Set {most} or less",
+        )

@@ -1,0 +1,355 @@
+"""Objects as files: a read-only `FileSystem` over sealed segments, and the cache of blocks that lies under it.
+
+The engine reads small pieces, one after the other; object storage answers a few large requests well. So objects are
+fetched in blocks: what a read lacks is merged into one request, a reader that goes on where it ended gets more with
+each, and what was fetched stays, in memory and then in a local directory. Objects are written once, so a block never
+becomes stale. Nothing here retries or judges: an object that is gone is ObjectMissing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from crc32c import crc32c
+
+from logstore.bucket.manifest import Segment
+from logstore.bucket.segment_object import object_bytes, part_spans
+from logstore.errors import ObjectMissing
+from logstore.files import File, FileStat
+from logstore.objects.objects import Objects
+from logstore.segment.names import file_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_TRAILER = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """How much a cache keeps, and how it asks."""
+
+    memory_bytes: int = 64 << 20
+    #: of the local directory, where there is one
+    directory_bytes: int = 4 << 30
+    block_bytes: int = 512 << 10
+    #: how far a reader that goes on is ahead of itself at most
+    ahead_bytes: int = 8 << 20
+
+
+class BlockCache:
+    """Blocks of write-once objects. Safe for threads; several processes may share a directory."""
+
+    def __init__(self, objects: Objects, *, directory: str | None = None, limits: CacheLimits | None = None) -> None:
+        self._objects = objects
+        self.limits = limits or CacheLimits()
+        self._lock = threading.Lock()
+        self._memory: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._memory_bytes = 0
+        self._spilled = _Spilled(directory, self.limits.directory_bytes) if directory else None
+
+    def read_into(self, key: str, size: int, buffer: memoryview, position: int, *, ahead: int = 0) -> None:
+        """Fill `buffer` with what an object of `size` bytes has at `position`, and fetch up to `ahead` bytes more."""
+        block_bytes = self.limits.block_bytes
+        first, last = position // block_bytes, (position + len(buffer) - 1) // block_bytes
+        blocks = self.load(key, size, range(first, last + 1), ahead=ahead)
+        for number, block in zip(range(first, last + 1), blocks, strict=True):
+            begin = max(position, number * block_bytes)
+            end = min(position + len(buffer), number * block_bytes + len(block))
+            at = number * block_bytes
+            buffer[begin - position : end - position] = memoryview(block)[begin - at : end - at]
+
+    def warm(self, key: str, size: int, spans: Iterable[tuple[int, int]]) -> None:
+        """Fetch all blocks of these spans by one request: whoever needs pieces of one object for many readers."""
+        block_bytes = self.limits.block_bytes
+        numbers = sorted({n for begin, end in spans for n in range(begin // block_bytes, -(-end // block_bytes))})
+        self.load(key, size, numbers)
+
+    def load(self, key: str, size: int, numbers: Sequence[int], *, ahead: int = 0) -> list[bytes]:
+        """Blocks of an object, those that are not here by one request. Raises ObjectMissing, ObjectTruncated."""
+        found = {number: self._find(key, number) for number in numbers}
+        missing = [number for number, block in found.items() if block is None]
+        if missing:
+            beyond = numbers[-1] + 1
+            more = range(beyond, min(beyond + ahead // self.limits.block_bytes, -(-size // self.limits.block_bytes)))
+            wanted = missing
+            if missing[-1] == numbers[-1]:
+                wanted = missing + [number for number in more if self._find(key, number) is None]
+            found.update(self._fetch(key, size, wanted))
+        return [block for number in numbers if (block := found[number]) is not None]
+
+    def forget(self, key: str) -> None:
+        """Fetch the object again: what was fetched of it is not sound."""
+        with self._lock:
+            gone = [each for each in self._memory if each[0] == key]
+            for each in gone:
+                self._memory_bytes -= len(self._memory.pop(each))
+        if self._spilled is not None:
+            self._spilled.forget(key)
+
+    def _find(self, key: str, number: int) -> bytes | None:
+        with self._lock:
+            block = self._memory.get((key, number))
+            if block is not None:
+                self._memory.move_to_end((key, number))
+                return block
+        block = self._spilled.find(key, number) if self._spilled is not None else None
+        if block is not None:
+            self._keep(key, number, block)
+        return block
+
+    def _fetch(self, key: str, size: int, numbers: Sequence[int]) -> dict[int, bytes]:
+        block_bytes = self.limits.block_bytes
+        spans: list[tuple[int, int]] = []
+        for number in numbers:
+            begin, end = number * block_bytes, min((number + 1) * block_bytes, size)
+            if spans and spans[-1][1] == begin:
+                spans[-1] = (spans[-1][0], end)
+            else:
+                spans.append((begin, end))
+        fetched = {}
+        for (begin, _), data in zip(spans, self._objects.ranges(key, spans), strict=True):
+            for at in range(0, len(data), block_bytes):
+                number = (begin + at) // block_bytes
+                fetched[number] = block = bytes(data[at : at + block_bytes])
+                self._keep(key, number, block)
+                if self._spilled is not None:
+                    self._spilled.keep(key, number, block)
+        return fetched
+
+    def _keep(self, key: str, number: int, block: bytes) -> None:
+        with self._lock:
+            before = self._memory.pop((key, number), b"")
+            self._memory[key, number] = block
+            self._memory_bytes += len(block) - len(before)
+            while self._memory_bytes > self.limits.memory_bytes and len(self._memory) > 1:
+                _, gone = self._memory.popitem(last=False)
+                self._memory_bytes -= len(gone)
+
+
+class _Spilled:
+    """Blocks in a local directory, each with its CRC: what a cut or a full disk left of one is none.
+
+    Nothing here may fail a read: a disk that is full or gone means that blocks are fetched again.
+    """
+
+    def __init__(self, directory: str, bytes_max: int) -> None:
+        self._directory = directory
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        with contextlib.suppress(OSError):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            found = [entry for entry in os.scandir(directory) if entry.is_file()]
+            found.sort(key=lambda entry: entry.stat().st_mtime_ns)
+            self._sizes.update((entry.name, entry.stat().st_size) for entry in found)
+        self._bytes = sum(self._sizes.values())
+
+    def find(self, key: str, number: int) -> bytes | None:
+        name = _block_name(key, number)
+        try:
+            with open(os.path.join(self._directory, name), "rb") as file:
+                data = file.read()
+        except OSError:
+            return None
+        block = data[: -_TRAILER.size]
+        if len(data) <= _TRAILER.size or _TRAILER.unpack(data[-_TRAILER.size :])[0] != crc32c(block):
+            return None
+        with self._lock:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+        return block
+
+    def forget(self, key: str) -> None:
+        prefix = _block_name(key, 0)[:-1]
+        with self._lock:
+            gone = [name for name in self._sizes if name.startswith(prefix)]
+            for name in gone:
+                self._bytes -= self._sizes.pop(name)
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._directory, name))
+
+    def keep(self, key: str, number: int, block: bytes) -> None:
+        name = _block_name(key, number)
+        path = os.path.join(self._directory, name)
+        temporary = f"{path}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(block + _TRAILER.pack(crc32c(block)))
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            return
+        with self._lock:
+            self._bytes += len(block) + _TRAILER.size - self._sizes.pop(name, 0)
+            self._sizes[name] = len(block) + _TRAILER.size
+            while self._bytes > self._bytes_max and self._sizes:
+                oldest, size = self._sizes.popitem(last=False)
+                self._bytes -= size
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._directory, oldest))
+
+
+def _block_name(key: str, number: int) -> str:
+    return f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}-{number}"
+
+
+@contextlib.contextmanager
+def as_missing_file(path: str) -> Iterator[None]:
+    """An object that is gone is to a reader what a file that is gone is: the list has moved on."""
+    try:
+        yield
+    except ObjectMissing as error:
+        raise FileNotFoundError(errno.ENOENT, "the object is gone", error.file or path) from None
+
+
+@dataclass(frozen=True, slots=True)
+class LazyFile:
+    """A file that is made when it is opened."""
+
+    open: Callable[[], File]
+    mtime_ms: int
+
+
+class ObjectFile:
+    """Some bytes of an object as a file. Implements `File` for reading."""
+
+    def __init__(self, cache: BlockCache, key: str, object_size: int, span: tuple[int, int], path: str) -> None:
+        self.path = path
+        self._cache = cache
+        self._key = key
+        self._object_size = object_size
+        self._begin, self._end = span
+        self._next = -1
+        self._ahead = 0
+
+    def pread(self, size: int, position: int) -> bytes:
+        buffer = bytearray(max(min(size, self.size() - position), 0))
+        self.pread_into(buffer, position)
+        return bytes(buffer)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(min(len(view), self.size() - position), 0)]
+        if not len(view):
+            return 0
+        block_bytes = self._cache.limits.block_bytes
+        if position == self._next:  # it goes on where it ended: twice as far ahead as before
+            self._ahead = min(max(2 * self._ahead, block_bytes), self._cache.limits.ahead_bytes)
+        else:
+            self._ahead = 0
+        self._next = position + len(view)
+        ahead = min(self._ahead, self.size() - self._next)
+        begin = self._begin + position
+        with as_missing_file(self.path):
+            self._cache.read_into(
+                self._key, self._object_size, view, begin, ahead=-(-ahead // block_bytes) * block_bytes
+            )
+        return len(view)
+
+    def size(self) -> int:
+        return self._end - self._begin
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        _refuse(self.path)
+
+    def truncate(self, size: int) -> None:
+        _refuse(self.path)
+
+    def fsync(self) -> None:
+        """What was read is where it was."""
+
+    def start_writeback(self, position: int, size: int) -> None:
+        """Nothing was written."""
+
+    def drop_cached(self, position: int, size: int) -> None:
+        """The cache has its own order."""
+
+    def fileno(self) -> int:
+        raise OSError(errno.EBADF, "an object has no descriptor", self.path)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _refuse(path: str) -> NoReturn:
+    raise OSError(errno.EROFS, "objects are not changed", path)
+
+
+class SegmentFiles:
+    """The segments of one partition as the files of a directory. Implements `FileSystem` for reading."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        directory: str,
+        segments: Iterable[Segment],
+        more: Mapping[str, LazyFile] | None = None,
+    ) -> None:
+        """`more` has files by path that are no parts of sealed segments."""
+        self._cache = cache
+        self._segments = {
+            os.path.join(directory, file_name(segment.base_offset, kind)): (segment, span)
+            for segment in segments
+            for kind, span in part_spans(segment).items()
+        }
+        self._more = more or {}
+
+    def open(self, path: str, *, writable: bool = False, create: bool = False, exclusive: bool = False) -> File:
+        if writable or create or exclusive:
+            _refuse(path)
+        if path in self._more:
+            return self._more[path].open()
+        segment, span = self._find(path)
+        return ObjectFile(self._cache, segment.key, object_bytes(segment), span, path)
+
+    def exists(self, path: str) -> bool:
+        return path in self._segments or path in self._more
+
+    def stat(self, path: str) -> FileStat:
+        if path in self._more:
+            more = self._more[path]
+            return FileStat(more.open().size(), more.mtime_ms, more.mtime_ms)
+        segment, (begin, end) = self._find(path)
+        return FileStat(end - begin, segment.appended_ms, segment.appended_ms)
+
+    def listdir(self, path: str) -> list[str]:
+        names = (*self._segments, *self._more)
+        return sorted(os.path.basename(name) for name in names if os.path.dirname(name) == path)
+
+    def mkdir(self, path: str) -> None:
+        _refuse(path)
+
+    def rename(self, source: str, target: str) -> None:
+        _refuse(source)
+
+    def link(self, source: str, target: str) -> None:
+        _refuse(source)
+
+    def unlink(self, path: str) -> None:
+        _refuse(path)
+
+    def rmdir(self, path: str) -> None:
+        _refuse(path)
+
+    def set_mtime(self, path: str, mtime_ms: int) -> None:
+        _refuse(path)
+
+    def fsync_dir(self, path: str) -> None:
+        """No name was changed."""
+
+    def _find(self, path: str) -> tuple[Segment, tuple[int, int]]:
+        found = self._segments.get(path)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no segment of this list", path)
+        return found

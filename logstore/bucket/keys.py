@@ -1,0 +1,82 @@
+"""The names of a store's objects in its bucket.
+
+    duramen.json                       says that this is a store; created once
+    ledger/                            commit files and a summary (see `commit_file`)
+    topics/NAME                        a copy of a topic's definition, for people and tools
+    manifest/TOPICID/N                 a partition's list of segments; changed by compare-and-set
+    floors/TOPICID                     how far a topic is sealed and freed; changed by compare-and-set
+    pins/NONCE                         a snapshot reader's pin, with an expiry that it renews
+    data/HH/PLAN/TASK-NONCE.batches    level 0: a staged file
+    data/HH/PLAN/plan-NONCE            level 0: the plan that gives the staged files their offsets
+    logs/TOPICID/N/BASE20-NONCE        level 1: a sealed segment
+    pages/TOPICID/N/NONCE              a part of a long list of segments
+    quarantine/TOPICID/N/BASE20-NONCE  the bytes of a damaged piece that was sealed without; never deleted by itself
+
+What lies under `data/`, `logs/` and `pages/` is written once. Its name has a nonce and is never used again, so a write
+that lands late cannot replace anything, and a name that was freed cannot come back. HH spreads plans over the
+partitions that object storage makes of its keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+
+from logstore.topic import check_topic_name
+
+MANIFESTS, FLOORS, PINS = "manifest", "floors", "pins"
+STORE = "duramen.json"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def new_nonce() -> str:
+    return uuid.uuid4().hex
+
+
+def topic_key(name: str) -> str:
+    return f"topics/{check_topic_name(name)}"
+
+
+def manifest_key(topic_id: str, partition: int) -> str:
+    return f"{MANIFESTS}/{_checked(topic_id)}/{partition}"
+
+
+def floor_key(topic_id: str) -> str:
+    return f"{FLOORS}/{_checked(topic_id)}"
+
+
+def pin_key(nonce: str) -> str:
+    return f"{PINS}/{_checked(nonce)}"
+
+
+def staged_key(plan_id: str, task: int, nonce: str) -> str:
+    return f"{_plan_folder(plan_id)}/{task}-{_checked(nonce)}.batches"
+
+
+def plan_key(plan_id: str, nonce: str) -> str:
+    return f"{_plan_folder(plan_id)}/plan-{_checked(nonce)}"
+
+
+def segment_key(topic_id: str, partition: int, base_offset: int, nonce: str) -> str:
+    return f"logs/{_checked(topic_id)}/{partition}/{base_offset:020d}-{_checked(nonce)}"
+
+
+def page_key(topic_id: str, partition: int, nonce: str) -> str:
+    return f"pages/{_checked(topic_id)}/{partition}/{_checked(nonce)}"
+
+
+def quarantine_key(topic_id: str, partition: int, base_offset: int, nonce: str) -> str:
+    return f"quarantine/{_checked(topic_id)}/{partition}/{base_offset:020d}-{_checked(nonce)}"
+
+
+def _plan_folder(plan_id: str) -> str:
+    spread = hashlib.blake2b(_checked(plan_id).encode(), digest_size=1).hexdigest()
+    return f"data/{spread}/{plan_id}"
+
+
+def _checked(name: str) -> str:
+    if not _NAME.match(name):
+        raise ValueError(f"{name!r} cannot be part of a key")
+    return name

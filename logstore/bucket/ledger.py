@@ -1,0 +1,205 @@
+"""The ledger of a store in a bucket: one commit file a version, put where none is, and a summary to begin from.
+
+A view is a snapshot of one version. A commit goes to exactly the version behind the view it was planned on, so whatever
+was decided by the view still holds when it lands. Whoever follows asks for the next version until there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from logstore.bucket.commit_file import (
+    SUMMARY,
+    Entry,
+    commit_key,
+    decode_commit,
+    decode_summary,
+    encode_commit,
+    encode_summary,
+)
+from logstore.bucket.elapsed import Elapsed
+from logstore.bucket.freeing import Floor, prunable
+from logstore.bucket.keys import new_nonce
+from logstore.bucket.rows import LedgerView
+from logstore.clock import Clock
+from logstore.errors import (
+    CommitConflict,
+    CommitUnknown,
+    LedgerError,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    ObjectStoreError,
+)
+from logstore.limits import MIB, Limits
+from logstore.objects.objects import Objects, Version
+
+#: a summary is at most this many commits old, so that opening takes few requests; a large one may be older
+_SUMMARY_EVERY = 4
+_SUMMARY_BYTES = MIB
+#: who has not looked for this long begins from the summary again: commit files may have been cleaned up since
+_STALE_MS = 3_600_000
+
+
+class BucketLedger:
+    """For any number of threads and processes; nothing is asked of the bucket before it is needed."""
+
+    def __init__(
+        self, objects: Objects, *, clock: Clock, limits: Limits, elapsed: Callable[[], Elapsed] = Elapsed
+    ) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._limits = limits
+        self._elapsed = elapsed
+        self._lock = threading.RLock()
+        self._view: LedgerView | None = None
+        self._looked = elapsed()
+        #: the summary as it was last seen or written
+        self._summary: tuple[int, int, Version] | None = None  # ledger version, size
+
+    def make(self) -> None:
+        """Begin the ledger where there is none."""
+        data = encode_commit(Entry((), new_nonce()), None, now_ms=self._clock.now_ms(), limits=self._limits)
+        with contextlib.suppress(ObjectExists):
+            self._objects.create(commit_key(0), data)
+        with self._lock:
+            self.refresh()
+            if self._summary is None:
+                self._summarize()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> LedgerView:
+        """The newest version that was seen."""
+        return self._view or self.refresh()
+
+    def refresh(self) -> LedgerView:
+        """The newest version there is: one request when nothing is new. Raises LedgerError."""
+        with self._lock:
+            view = self._view
+            if view is None or self._looked.ms() > _STALE_MS:
+                view = self._from_summary()
+            looked = self._elapsed()
+            while (after := self._next(view)) is not None:
+                self._view = view = after
+            if view.version < 0:
+                raise LedgerError("the store has no ledger", file=commit_key(0), hint="Was it deleted?")
+            self._view, self._looked = view, looked
+            return view
+
+    def _from_summary(self) -> LedgerView:
+        """Where following begins: the summary, or before the first commit."""
+        begin = self._view or LedgerView(-1)
+        try:
+            data, version = self._objects.get(SUMMARY)
+        except ObjectMissing:
+            return begin
+        found = decode_summary(data, limits=self._limits)
+        self._summary = (found.version, len(data), version)
+        return found if found.version > begin.version else begin
+
+    def _next(self, view: LedgerView) -> LedgerView | None:
+        try:
+            data, _ = self._objects.get(commit_key(view.version + 1))
+        except ObjectMissing:
+            return None
+        return applied(view, decode_commit(data, view.version + 1, limits=self._limits))
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def commit(self, seen: LedgerView, entry: Entry) -> LedgerView:
+        """Commit to the version behind `seen`; returns the view that has it.
+
+        Raises CommitConflict when another commit has that version: this one never will be. CommitUnknown when it may
+        be there, or land later. Every other error says that nothing was sent.
+        """
+        version = seen.version + 1
+        began = self._looked
+        data = encode_commit(entry, seen, now_ms=self._clock.now_ms(), limits=self._limits)
+        try:
+            self._objects.create(commit_key(version), data)
+        except ObjectExists:
+            # Commit files are never replaced, so with another's bytes there ours were never anywhere.
+            raise CommitConflict(f"another commit has version {version}", file=commit_key(version)) from None
+        except ObjectStoreError as error:
+            if not error.may_be_applied:
+                raise
+            raise CommitUnknown(
+                f"the commit was sent and not answered: {error.what}",
+                file=commit_key(version),
+                hint="Look whether it is there before anything else is done",
+            ) from error
+        if began.ms() > _STALE_MS:
+            self._check_in_force(version, entry)
+        view = applied(seen, entry)
+        with self._lock:
+            if self._view is None or self._view.version < version:
+                self._view = view
+            self._summarize_now_and_then(view)
+        return view
+
+    def _check_in_force(self, version: int, entry: Entry) -> None:
+        """A process that slept may have put a version that was there, summarized and cleaned up long ago."""
+        with self._lock:
+            self._view = None
+            view = self.refresh()
+        # Rows that were committed a moment ago are not pruned yet.
+        if view.version < version or any(row not in view.rows for row in entry.rows):
+            raise CommitConflict(f"version {version} was taken while this process slept", file=commit_key(version))
+
+    # --- the summary ------------------------------------------------------------------------------------------------
+
+    def prune(self, floors: Mapping[str, Floor]) -> int:
+        """Forget rows that nobody needs any more; returns how many. Their objects were deleted before."""
+        with self._lock:
+            while True:
+                view = self._reloaded()
+                gone = prunable(view, floors)
+                if not gone:
+                    return 0
+                forgotten = {(row.topic_id, row.sequence, row.app_id, row.batch_id) for row in gone}
+                rows = tuple(
+                    row for row in view.rows if (row.topic_id, row.sequence, row.app_id, row.batch_id) not in forgotten
+                )
+                with contextlib.suppress(ObjectExists, ObjectChanged):
+                    self._put_summary(replace(view, rows=rows))
+                    return len(gone)
+
+    def _summarize_now_and_then(self, view: LedgerView) -> None:
+        at, size = (-_SUMMARY_EVERY, 0) if self._summary is None else self._summary[:2]
+        if view.version - at >= _SUMMARY_EVERY * max(1, size // _SUMMARY_BYTES):
+            # What was committed is committed; the next one writes it.
+            with contextlib.suppress(ObjectStoreError, ObjectMissing):
+                self._summarize()
+
+    def _summarize(self) -> None:
+        """Make the newest view that is known what others begin from, unless a newer one is there."""
+        view = self.view
+        while self._summary is None or self._summary[0] < view.version:
+            try:
+                return self._put_summary(view)
+            except (ObjectExists, ObjectChanged):
+                view = self._reloaded()  # others wrote it, and may have pruned rows that we still have
+
+    def _reloaded(self) -> LedgerView:
+        """The newest view by way of the summary that is there now."""
+        self._view = None
+        return self.refresh()
+
+    def _put_summary(self, view: LedgerView) -> None:
+        """Raises ObjectExists, ObjectChanged: it is no longer the one that was seen."""
+        data = encode_summary(view, new_nonce(), limits=self._limits)
+        if self._summary is None:
+            version = self._objects.create(SUMMARY, data)
+        else:
+            version = self._objects.replace(SUMMARY, data, self._summary[2])
+        self._view, self._summary = view, (view.version, len(data), version)
+
+
+def applied(view: LedgerView, entry: Entry) -> LedgerView:
+    """The view after a commit."""
+    return view.with_rows(view.version + 1, entry.rows, sweeps=view.sweeps + entry.is_sweep)

