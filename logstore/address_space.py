@@ -1,6 +1,6 @@
 """Whether a process with a limit on its address space (`ulimit -v`) has room for the libraries that abort without it.
 
-delta-rs ends the process when an allocation fails, and waits for ever for a thread that cannot be started. So what is
+delta-rs ends the process when an allocation fails, and waits forever for a thread that cannot be started. So what is
 left is looked at once, before it is used for the first time.
 """
 

@@ -1,4 +1,4 @@
-"""The clock seam: whoever needs the time is given one of these, so that tests own it."""
+"""The clock seam: code that needs the time is given a clock, so tests control it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every error Duramen raises on purpose, flat, one condition a class.
 
 An error says what happened, where (file, position, offset, partition) and, when there is one, the way out. Each is one
-of three kinds, by what helps: `DamageError` a repair, `RetriableError` time, `UsageError` another call.
+of three kinds, by the remedy: repair (`DamageError`), try later (`RetriableError`), change the call (`UsageError`).
 `kafka_code` is the number Apache Kafka gives the same condition on the wire.
 
     try:
@@ -49,7 +49,7 @@ class DuramenError(Exception):
         return (_rebuild, (type(self), self.__dict__.copy()))
 
     def at(self: Error, *, file: str | None = None, position: int | None = None, offset: int | None = None) -> Error:
-        """This error with the place it happened, told by a caller who knows; None leaves what it knows itself."""
+        """This error with the place where it happened, as the caller knows it; None keeps what is set already."""
         self.file = self.file if file is None else file
         self.position = self.position if position is None else position
         self.offset = self.offset if offset is None else offset
@@ -61,7 +61,7 @@ class DuramenError(Exception):
         return self
 
     def reworded(self: Error, what: str, *, row: int | None = None) -> Error:
-        """This error in words that its reader knows, and about the row as its reader counts."""
+        """This error with another text, and the row as the reader counts."""
         self.what, self.args = what, (what,)
         self.row = self.row if row is None else row
         return self
@@ -93,7 +93,7 @@ class DamageError(DuramenError):
 
 
 class RetriableError(DuramenError):
-    """Nothing is wrong with the call: it may succeed later. A lock is held, the disk is full, somebody else was first.
+    """Nothing is wrong with the call: it may succeed later. A lock is held, the disk is full, another writer was first.
 
     `CommitUnknown` and `AppendUnfinished` come when a batch may be committed or is; only a batch with an app_id and
     a batch_id is recognised when it is written again.
@@ -130,7 +130,7 @@ class CorruptState(DamageError):
 
 
 class DamagedLog(DamageError):
-    """Committed data could not be read back; `duramen recover` is the way out."""
+    """Committed data could not be read back; `duramen recover` repairs it."""
 
 
 class UnsupportedFormat(UsageError):
@@ -242,6 +242,10 @@ class UnknownTopic(UsageError):
         self.topic = topic
 
 
+class UnknownRun(UsageError):
+    """No run of compaction in the ledger has this id."""
+
+
 class TopicExists(UsageError):
     """A topic of that name is already there."""
 
@@ -249,7 +253,7 @@ class TopicExists(UsageError):
 
 
 class StrayDirectory(UsageError):
-    """A directory lies where a partition's belongs, and nothing proves whose it is."""
+    """A directory is in a partition's place, and nothing proves which topic it belongs to."""
 
 
 class UnknownConfig(UsageError):
@@ -289,7 +293,7 @@ class NotEnoughMemory(UsageError):
 
 
 class LockHeld(RetriableError):
-    """Another process holds a lock longer than we were told to wait."""
+    """Another process holds a lock for longer than the wait that was allowed."""
 
 
 class StoreInUse(RetriableError):
@@ -333,6 +337,60 @@ class LedgerError(DamageError):
     """The ledger's files are damaged, foreign, or disagree with what is known."""
 
 
+# --- object storage ----------------------------------------------------------------------------------------------
+
+
+class ObjectMissing(DamageError):
+    """No object of that name is in the bucket."""
+
+
+class ObjectTruncated(DamageError):
+    """An object has fewer bytes than were asked for."""
+
+
+class ObjectStoreError(RetriableError):
+    """Base of what object storage answers when a request may succeed later.
+
+    `may_be_applied`: whether the write may have happened, or may happen still. False for reads.
+    """
+
+    def __init__(self, what: str, *, may_be_applied: bool = False, **places: Any) -> None:
+        super().__init__(what, **places)
+        self.may_be_applied = may_be_applied
+
+
+class ObjectExists(ObjectStoreError):
+    """An object was to be created, and another one is there."""
+
+
+class ObjectChanged(ObjectStoreError):
+    """An object was to be replaced, and it is no longer the one that was seen."""
+
+
+class RequestConflict(ObjectStoreError):
+    """Two conditional writes of one key met; this one did nothing."""
+
+
+class ObjectStoreThrottled(ObjectStoreError):
+    """Object storage asks for fewer requests, for longer than we were told to wait."""
+
+
+class ObjectStoreUnavailable(ObjectStoreError):
+    """Object storage does not answer, or answers with an error of its own."""
+
+
+class StaleObjects(RetriableError):
+    """Objects of a batch or a pass were written too long ago to be named now; nothing was committed."""
+
+
+class UnknownBucket(UsageError):
+    """The bucket or container does not exist, or lies in another region."""
+
+
+class UnsuitableObjectStore(UsageError):
+    """The endpoint ignores the conditions of writes, or lets two of them win: a store there would lose data."""
+
+
 # --- committing --------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +403,7 @@ class TopicChanged(RetriableError):
 
 
 class ReplayMismatch(UsageError):
-    """An app's batch id went backwards, or another query writes under its name."""
+    """An app's batch id went backwards, or another query writes under its app_id."""
 
 
 class MissingBatches(ReplayMismatch):
@@ -370,7 +428,8 @@ class UnappliablePlan(DamagedLog):
 
 
 class HistoryCompacted(UsageError):
-    """Compaction has thinned the moment that was asked for; `earliest` has the first exact offset of partitions."""
+    """Compaction has removed records of the moment that was asked for; `earliest` has the first exact offset of each
+    partition."""
 
     def __init__(self, what: str, *, earliest: dict[str, int] | None = None, **places: Any) -> None:
         super().__init__(what, **places)

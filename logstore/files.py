@@ -13,16 +13,15 @@ import os
 import stat
 import sys
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from typing_extensions import Buffer  # collections.abc has it only from Python 3.12
 
 
-#: whatever the umask: what others may write, others may destroy
+#: whatever the umask: what others may write, they may destroy
 DIRECTORY_MODE = 0o775
 
 
@@ -31,12 +30,12 @@ class FileStat:
     size_bytes: int
     mtime_ms: int
     ctime_ms: int
-    #: names the file has; with more than one, somebody else may own its bytes too
+    #: names the file has; with more than one, its bytes may belong to another directory too
     links: int = 1
 
 
 class NotRegularFile(OSError):
-    """A FIFO, socket or device where a file belongs. Nothing was read from it: that could wait for ever."""
+    """A FIFO, socket or device where a file belongs. Nothing was read from it: that could wait forever."""
 
 
 class File(Protocol):
@@ -63,11 +62,11 @@ class File(Protocol):
     def fsync(self) -> None: ...
 
     def start_writeback(self, position: int, size: int) -> None:
-        """Have the device begin with these bytes, so that less is left for fsync. Promises nothing."""
+        """Start writing these bytes to the device, so that less is left for fsync. Promises nothing."""
         ...
 
     def drop_cached(self, position: int, size: int) -> None:
-        """Nobody is expected to read these bytes soon: their memory may serve others. Promises nothing."""
+        """These bytes are not expected to be read soon: their memory may be reused. Promises nothing."""
         ...
 
     def fileno(self) -> int:
@@ -183,23 +182,15 @@ class OsFile:
         self.close()
 
 
-_T = TypeVar("_T")
-SYNC_THREADS = 8
-#: from so many files on, one look at the whole file system is cheaper than a journal commit for every few of them
-MANY_FILES = 128
-_DIRTY_BYTES_MAX = 256 << 20
 _LARGE_WRITE_BYTES = 1 << 20
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _SYNC_FILE_RANGE_WRITE = 2
-_SYNC_FILE_RANGE_ALL = 1 | 2 | 4  # wait, write, wait
-#: file systems whose `syncfs` commits the journal and has the device write its cache
-_SYNCED_AS_A_WHOLE = ("ext4", "xfs")
 
 
 def _reserve(fd: int, position: int, size: int) -> None:
     """Have the blocks of the write that follows allocated in one go, which the system otherwise does page by page: a
     quarter of a write's time on ext4. The size of the file stays. Where this is not supported, or there is no room,
-    nothing happens here: the write itself will tell.
+    nothing happens here: the write itself raises then.
     """
     # os.posix_fallocate would change the size, and write zeros where it is not supported
     fallocate = _system_call("fallocate", 1)
@@ -313,15 +304,15 @@ def read_whole(fs: FileSystem, path: str, *, limit: int) -> bytes:
 
 
 def take_from_others(fd: int) -> None:
-    """Nobody but owner and group may write the open file."""
+    """Only owner and group may write the open file."""
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & stat.S_IWOTH:
         os.fchmod(fd, mode & ~stat.S_IWOTH)
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
-    """Make the directory, and parents that are missing. Its name is on disk when this returns, also when somebody else
-    made it and died.
+    """Make the directory, and parents that are missing. Its name is on disk when this returns, also when another
+    process made it and died.
     """
     parent = os.path.dirname(path) or "."
     if not fs.exists(parent):
@@ -348,203 +339,3 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, durable: bool = True
     fs.rename(temporary, path)
     if durable:
         fs.fsync_dir(os.path.dirname(path) or ".")
-
-
-def replace_files(fs: FileSystem, files: Mapping[str, bytes]) -> None:
-    """Replace each file as a whole, durably: temporary files, their fsyncs side by side, renames, then each directory
-    once. A crash leaves each of them old or new.
-    """
-    if len(files) == 1:
-        for path, data in files.items():
-            replace_file(fs, path, data)
-        return
-    for path, data in files.items():
-        file = fs.open(path + ".tmp", create=True)
-        try:
-            file.truncate(0)
-            file.pwrite(data, 0)
-        finally:
-            file.close()
-    sync_files(fs, [path + ".tmp" for path in files])
-    for path in files:
-        fs.rename(path + ".tmp", path)
-    for directory in dict.fromkeys(os.path.dirname(path) or "." for path in files):
-        fs.fsync_dir(directory)
-
-
-def sync_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """Make files durable: each by its fsync, several at once; where there are very many, all that the file system
-    holds.
-    """
-    if len(paths) >= MANY_FILES and sync_everything(fs, paths[0]):
-        for path in paths:
-            check_written(fs, path)
-    else:
-        each_side_by_side(partial(_sync_file, fs), paths)
-
-
-def sync_directories(fs: FileSystem, paths: Sequence[str]) -> None:
-    """The same for directories."""
-    if len(paths) < MANY_FILES or not sync_everything(fs, paths[0]):
-        each_side_by_side(fs.fsync_dir, paths)
-
-
-def sync_everything(fs: FileSystem, path: str) -> bool:
-    """Make all that the file system of `path` holds durable, files and names, in one call; True when it is.
-
-    Whether a certain file could not be written, `check_written` tells. False, and every file needs its own fsync: on
-    other file systems than those known to keep this promise, where the call failed, and where others have left so
-    much unwritten that waiting for it would take longer.
-    """
-    if not isinstance(fs, OsFileSystem) or _dirty_bytes() > _DIRTY_BYTES_MAX:
-        return False
-    calls = _whole_calls()
-    if calls is None:
-        return False
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if _file_system_type(os.fstat(fd).st_dev) not in _SYNCED_AS_A_WHOLE:
-            return False
-        return calls[0](fd) == 0
-    finally:
-        os.close(fd)
-
-
-def check_written(fs: FileSystem, path: str) -> None:
-    """After `sync_everything`: raises the error that the system met when it wrote this file, if it met one."""
-    calls = _whole_calls()
-    assert calls is not None, "only asked after `sync_everything`"
-    file = fs.open(path)
-    try:
-        code = calls[1](file.fileno())
-        if code:
-            raise OSError(code, os.strerror(code), path)
-    finally:
-        file.close()
-
-
-@functools.lru_cache(maxsize=1)
-def _whole_calls() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
-    """`syncfs`, and a wait for one file's pages, which returns the error they met; None where the system lacks them."""
-    import ctypes
-
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-        syncfs, wait = library.syncfs, library.sync_file_range
-    except (OSError, AttributeError):
-        return None
-    wait.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return (
-        lambda fd: int(syncfs(fd)),
-        lambda fd: ctypes.get_errno() if wait(fd, 0, 0, _SYNC_FILE_RANGE_ALL) else 0,
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def _file_system_type(device: int) -> str:
-    """As the system names it; empty where it does not tell."""
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo") as file:
-            for line in file:
-                words = line.split()
-                if words[2] == wanted:
-                    return words[words.index("-") + 1]
-    except (OSError, ValueError, IndexError):
-        pass
-    return ""
-
-
-def _dirty_bytes() -> int:
-    """What the system has not written yet, as far as it tells."""
-    try:
-        with open("/proc/meminfo", "rb") as file:
-            for line in file:
-                if line.startswith(b"Dirty:"):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
-
-
-def _sync_file(fs: FileSystem, path: str) -> None:
-    file = fs.open(path)
-    try:
-        file.fsync()
-    finally:
-        file.close()
-
-
-def each_side_by_side(work: Callable[[_T], None], items: Sequence[_T]) -> None:
-    """`work` for every item, by a few threads; an error is raised after all of them ended."""
-    if len(items) > 1:
-        from concurrent.futures import Future, ThreadPoolExecutor
-
-        futures: list[Future[None]] | None
-        with ThreadPoolExecutor(min(SYNC_THREADS, len(items))) as pool:
-            try:
-                futures = [pool.submit(work, item) for item in items]
-            except RuntimeError:  # while the interpreter ends, there are no new threads
-                futures = None
-        if futures is not None:
-            for future in futures:
-                future.result()
-            return
-    for item in items:
-        work(item)
-
-
-_FICLONE = 0x40049409
-_COPY_BYTES = 1 << 20
-
-
-def copy_bytes(source: File, target: File, size_bytes: int) -> int:
-    """Copy the first bytes of a file into an empty one, sharing blocks where the file system can; returns how many."""
-    if size_bytes == source.size() and _reflink(source, target):
-        return size_bytes
-    done = 0
-    while done < size_bytes:
-        data = source.pread(min(size_bytes - done, _COPY_BYTES), done)
-        if not data:
-            break
-        target.pwrite(data, done)
-        done += len(data)
-    return done
-
-
-def _reflink(source: File, target: File) -> bool:
-    """Let `target` share the blocks of `source` until one of them is written to; False where that is not possible."""
-    if not (isinstance(source, OsFile) and isinstance(target, OsFile)):
-        return False
-    import fcntl
-
-    try:
-        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-    except OSError:
-        return False  # copying says what is wrong, if anything is
-    return True
-
-
-def make_own(fs: FileSystem, path: str) -> bool:
-    """Give a file that has several names (a backup's, an export's) a copy of its own under this one, durably; False
-    when it has only this name. Who has the file open keeps the old one.
-    """
-    found = fs.stat(path)
-    if found.links < 2:
-        return False
-    temporary = path + ".tmp"
-    source = fs.open(path)
-    try:
-        target = fs.open(temporary, create=True)
-        try:
-            target.truncate(0)
-            copy_bytes(source, target, source.size())
-            target.fsync()
-        finally:
-            target.close()
-    finally:
-        source.close()
-    fs.set_mtime(temporary, found.mtime_ms)  # it stands for the time of records that have none
-    fs.rename(temporary, path)
-    fs.fsync_dir(os.path.dirname(path) or ".")
-    return True

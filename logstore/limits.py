@@ -35,8 +35,8 @@ class Limits:
 
     @property
     def written_batch_bytes(self) -> int:
-        """The largest batch to write, before compression: whoever appends, reads or compacts it later must be able to
-        hold it, also after it was compressed anew with another codec.
+        """The largest batch to write, before compression: appends, reads and compactions must be able to hold it, also
+        after it was recompressed with another codec.
         """
         largest = min(self.batch_bytes, self.read_buffer_bytes, self.decompressed_bytes)
         return largest - largest // 64  # packing what cannot be packed makes it a little larger

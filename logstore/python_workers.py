@@ -1,4 +1,4 @@
-"""Which Python runs Spark's workers: unless somebody says, it is what the PATH has as `python3`.
+"""Which Python runs Spark's workers: unless it is configured, it is the `python3` on the PATH.
 
 That one may lack our packages even where the driver has them, if the driver's environment was not activated.
 Imports no Spark.
@@ -20,7 +20,7 @@ _VARIABLE = "PYSPARK_PYTHON"
 
 
 def use_this_python(session: Any) -> None:
-    """Let the workers of a local session run this interpreter, if nobody chose one.
+    """Let the workers of a local session run this interpreter, if none was chosen.
 
     Executors on other machines may have theirs elsewhere: nothing is done there, and `explained` says what to do.
     """

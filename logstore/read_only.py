@@ -1,4 +1,4 @@
-"""A file system that reads and refuses every change: what a store goes through where nothing can be written.
+"""A file system that reads and refuses every change: what a store uses where nothing can be written.
 
 It exists so that no code path of a reader can change a store by accident, and so that every writer gets the same typed
 error at its first step, before it has done half of something. It decides nothing about locks.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from logstore.clock import Clock
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.errors import InvalidConfig
+from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.objects.opening import is_url
 from logstore.topics import checkpoints, creating, deleting, sweeping
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
@@ -17,9 +21,39 @@ if TYPE_CHECKING:
     from logstore.commit.apps import AppBatch
     from logstore.commit.committer import Committed, Committer
     from logstore.commit.own_flush import OwnFlush
+    from logstore.commit.store_face import Store
     from logstore.partition.log import PartitionLog
     from logstore.records.record import Record
     from logstore.restore.follow import Followed
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Store:
+    """The store at a path or a URL (`s3://bucket/prefix`); the only place that chooses between the two kinds.
+
+    `storage_options` are for a URL: endpoint, region and the like. Raises NotAStore and what opening either raises.
+    """
+    if is_url(path):
+        from logstore.bucket.store import BucketStore
+
+        return BucketStore(os.fspath(path), create=create, storage_options=storage_options, clock=clock, limits=limits)
+    return LogStore(path, create=create, storage_options=storage_options, clock=clock, limits=limits)
+
+
+def directory_of(path: str | os.PathLike[str]) -> str:
+    """The path, for what works with a store in a directory only. Raises InvalidConfig for a URL."""
+    if is_url(path):
+        raise InvalidConfig(
+            f"{os.fspath(path)} is in a bucket, and this needs a store in a directory so far",
+            hint="docs/bucket.md says what works with a bucket; `duramen maintain` compacts it",
+        )
+    return os.fspath(path)
 
 
 class LogStore(OpenStore):
@@ -30,13 +64,21 @@ class LogStore(OpenStore):
         with LogStore("/data/store", create=True) as store:
             store.create_topic("orders", partitions=1, configs={"cleanup.policy": "compact"})
             store.append("orders", [Record(b"42", b"ordered")])
+
+    A URL (`LogStore("s3://bucket/prefix", storage_options={…})`) opens a store in a bucket; see `open_store`.
     """
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, path, **options):
+            """A URL opens a store in a bucket, which offers what reading and appending ask of this one."""
+            return open_store(path, **options) if cls is LogStore and is_url(path) else super().__new__(cls)
 
     _committer: Committer | None = None
     _own_flush: OwnFlush | None = None
 
     def close(self) -> None:
-        """Flush what this process appended, as far as nobody else is at it, and give the store up. Idempotent."""
+        """Flush what this process appended, unless another process holds the topic, and close the store. Idempotent."""
         own_flush, self._own_flush = self._own_flush, None
         try:
             if own_flush is not None:
@@ -68,9 +110,9 @@ class LogStore(OpenStore):
         defaults: bool = False,
         dry_run: bool = False,
     ) -> Topic:
-        """Set and unset the topic's own settings, or widen it; returns it as it is then.
+        """Set and unset the topic's own settings, or widen it; returns the changed topic.
 
-        Where they were not known, they are from now on: `defaults` says so without setting any.
+        If its settings were unknown, they are known from now on: `defaults` says so without setting any.
 
         Raises UnknownTopic, UnknownConfig, InvalidConfig.
         """
@@ -91,6 +133,14 @@ class LogStore(OpenStore):
         checkpoints.project_checkpoints(self)
 
     # --- records -------------------------------------------------------------------------------------------------
+
+    def commits(self) -> Committer:
+        """The commit path, for those who stage for themselves."""
+        from logstore.commit.committer import Committer
+
+        if self._committer is None:
+            self._committer = Committer(self)
+        return self._committer
 
     def append(
         self, topic: str, records: Iterable[Record] | pa.Table | pa.RecordBatch, *, app: AppBatch | None = None
@@ -154,7 +204,7 @@ class LogStore(OpenStore):
         A position is plain JSON that the caller keeps with what it made of the records; each delivery carries the next.
         Of several topics, each round ends where a commit is in all of them or in none. `committed` leaves out open and
         aborted transactions, as read_committed does.
-        Raises UnknownTopic when the topic was deleted or created anew, OffsetOutOfRange when records are gone.
+        Raises UnknownTopic when the topic was deleted or created again, OffsetOutOfRange when records are gone.
         """
         from logstore.restore.follow import follow
 

@@ -1,7 +1,7 @@
 """Which part of a log can be compacted, and whether it is due: pure rules over facts, with an answer for people.
 
 The range and the ratio are Kafka's. Beyond it, a passed delete horizon, keys past their time to live and segments that
-are to be compressed anew make a log due although nothing new came, and nothing above the recovery point is touched.
+are to be recompressed make a log due although nothing new came, and nothing above the recovery point is touched.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CleanerFacts:
     next_horizon_ms: int | None = None
     #: oldest record with a value in the compacted part; -1: there is none, None: not known
     oldest_value_ms: int | None = None
-    #: file time of the oldest segment of the compacted part that is yet to be compressed anew; -1 and None likewise
+    #: file time of the oldest segment of the compacted part that is yet to be recompressed; -1 and None likewise
     oldest_other_codec_ms: int | None = None
 
 
@@ -50,9 +50,9 @@ class CleanerRules:
     min_cleanable_dirty_ratio: float
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = INT64_MAX
-    #: 0: keys live for ever
+    #: 0: keys live forever
     key_ttl_ms: int = 0
-    #: None: nothing is compressed anew
+    #: None: nothing is recompressed
     recompress_after_ms: int | None = None
 
 
@@ -226,7 +226,7 @@ def expiry_ms(
     if not rules.key_ttl_ms:
         return INT64_MAX
     times = [-1 if facts.oldest_value_ms is None else facts.oldest_value_ms]
-    if facts.oldest_value_ms is None and clean:  # the pass that comes of it tells
+    if facts.oldest_value_ms is None and clean:  # the pass it leads to finds out
         times.append(looks.first_batch_timestamp_ms(clean[0].base_offset))
     if fresh:
         times.append(looks.first_batch_timestamp_ms(fresh[0].base_offset))
@@ -242,7 +242,7 @@ def recompression_ms(
     fresh: Sequence[SegmentAge],
     looks: Looks = NO_LOOKS,
 ) -> int:
-    """When the log is due because of segments that are to be compressed anew; INT64_MAX: never."""
+    """When the log is due because of segments that are to be recompressed; INT64_MAX: never."""
     after_ms = rules.recompress_after_ms
     if after_ms is None:
         return INT64_MAX

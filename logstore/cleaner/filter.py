@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from logstore.cleaner.dedupe_map import DedupeMap, Judged
 from logstore.cleaner.transactions import Transactions
+from logstore.cleaner.verdicts import Judged, RecordRules, judge
 from logstore.errors import BufferLimit, CorruptBatch
 from logstore.limits import INT32_MAX, INT64_MAX, INT64_MIN, Limits
 from logstore.records import slots
@@ -37,6 +37,7 @@ from logstore.records.marks import (
 )
 from logstore.records.memory import Memory
 from logstore.records.native import address_of, kernels
+from logstore.records.offset_map import OffsetMap
 from logstore.records.survivors import Survivors
 from logstore.records.table import (
     ATTRIBUTES,
@@ -63,7 +64,7 @@ from logstore.records.table import (
 from logstore.segment.batches import Chunk
 from logstore.segment.txn_index import AbortedTransaction
 
-#: why records go; the names stand in receipts and metrics
+#: why records go; the names appear in receipts and metrics
 SUPERSEDED = "superseded"
 KEYLESS = "keyless"
 TOMBSTONE = "tombstone"
@@ -82,7 +83,7 @@ class LastRecord:
 
 @dataclass(frozen=True, slots=True)
 class FilterSettings:
-    """What the filter goes by. Kafka's rules are those with nothing else given."""
+    """What the filter decides by. The defaults give Kafka's rules."""
 
     now_ms: int
     delete_retention_ms: int
@@ -96,14 +97,14 @@ class FilterSettings:
     merge_bytes: int = 0
     #: codec of all that is written; None: as it was
     codec_id: int | None = None
-    #: codec that all should have some day; batches of another one are counted. None: any
+    #: codec that all batches should get at some point; batches of another one are counted. None: any
     wanted_codec_id: int | None = None
     survivors: Survivors | None = None
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a filter has met so far."""
+    """What a filter has counted so far."""
 
     records_read: int = 0
     records: int = 0
@@ -111,7 +112,7 @@ class Counts:
     removed: dict[str, int] = field(default_factory=dict)
     #: the earliest delete horizon among what stays; INT64_MAX: none
     next_horizon_ms: int = INT64_MAX
-    #: the earliest timestamp of a record that stays with its value; looked for where records expire. INT64_MAX: none
+    #: the earliest timestamp of a record that stays with its value; kept only where records expire. INT64_MAX: none
     oldest_value_ms: int = INT64_MAX
     #: batches that stay and have another codec than is wanted
     other_codec: int = 0
@@ -145,10 +146,10 @@ class Filtered:
     keep: npt.NDArray[np.uint8]
 
 
-class Workshop:
-    """What filters need and can use one after the other: memory, above all. Not for several threads at once."""
+class FilterBuffers:
+    """Memory and decoder that filters use one after the other. Not for several threads at once."""
 
-    def __init__(self, offset_map: DedupeMap, *, limits: Limits) -> None:
+    def __init__(self, offset_map: OffsetMap, *, limits: Limits) -> None:
         self.offset_map = offset_map
         self.limits = limits
         self.decoder = Decoder(limits=limits, headers=False, control=True)
@@ -158,13 +159,13 @@ class Workshop:
 class Filter:
     """For chunks of one log, in order where it has transactions. Not for several threads at once."""
 
-    def __init__(self, shop: Workshop, settings: FilterSettings, transactions: Transactions) -> None:
-        self._map = shop.offset_map
+    def __init__(self, buffers: FilterBuffers, settings: FilterSettings, transactions: Transactions) -> None:
+        self._map = buffers.offset_map
         self._settings = settings
         self._transactions = transactions
-        self._decoder = shop.decoder
-        self._memory = shop.memory
-        self._limits = shop.limits
+        self._decoder = buffers.decoder
+        self._memory = buffers.memory
+        self._limits = buffers.limits
         self.counts = Counts()
         #: index entries of markers that stay, since they were last taken
         self.aborted: list[AbortedTransaction] = []
@@ -172,29 +173,24 @@ class Filter:
     # --- judging ----------------------------------------------------------------------------------------------------
 
     def parts(self, chunk: Chunk, *, keep_legacy_tombstones: bool) -> Iterator[Filtered]:
-        """The chunk in parts whose payloads are at hand, each judged. Raises CorruptBatch, DecompressionLimit."""
+        """The chunk in parts whose payloads are in memory, each judged. Raises CorruptBatch, DecompressionLimit."""
         table = chunk.table
         marks = new_marks(len(table))
         block = self._block(marks)
         self._mark_apart(chunk, table, marks)
         kernels().judge_batches(address_of(table), len(table), address_of(block))
         settings = self._settings
+        rules = RecordRules(
+            settings.end_offset,
+            settings.now_ms,
+            keep_legacy_tombstones,
+            settings.expired_before_ms,
+            settings.survivors,
+        )
         first = 0
         while first < len(table):
             last = self._decoder.open(chunk.data, table, first, file=chunk.file, base_position=chunk.position)
-            keep, judged = self._map.judge(
-                table,
-                first,
-                last,
-                marks,
-                max_offset=settings.end_offset,
-                now_ms=settings.now_ms,
-                keep_legacy_tombstones=keep_legacy_tombstones,
-                expired_before_ms=settings.expired_before_ms,
-                survivors=settings.survivors,
-                file=chunk.file,
-                base_position=chunk.position,
-            )
+            keep, judged = judge(self._map, chunk, first, last, marks, rules)
             wanted_codec_id = self._codec_of(table[first:last])
             block[slots.B_CODEC] = -1 if wanted_codec_id is None else wanted_codec_id
             kernels().choose_actions(address_of(table), first, last, address_of(block))
@@ -250,7 +246,7 @@ class Filter:
         return control and last.producer_epoch == int(batch[PRODUCER_EPOCH])
 
     def _join(self, table: BatchTable, marks: Marks) -> bool:
-        """Neighbours that nothing tells apart, and that were thinned, become one batch; whether any did."""
+        """Join neighbouring batches of the same kind that lost records; whether any were joined."""
         joinable = (
             (table[:, MAGIC] == 2)
             & (table[:, PRODUCER_ID] < 0)
@@ -282,7 +278,7 @@ class Filter:
         return bool(marks[:, MARK_JOIN].any())
 
     def _count(self, judged: Judged, block: npt.NDArray[np.int64]) -> None:
-        """What was counted in a part; the block starts anew."""
+        """Add up what was counted in a part, and reset the counters."""
         counts = self.counts
         counts.remove(SUPERSEDED, judged.superseded + int(block[slots.B_SUPERSEDED]))
         counts.remove(KEYLESS, judged.keyless)
@@ -308,9 +304,11 @@ class Filter:
         *,
         recodes: bool,
     ) -> None:
-        """What says when a part is to be looked at again, although nothing new comes."""
+        """Note when a part must be looked at again even if nothing new comes."""
         settings, counts = self._settings, self.counts
-        if settings.wanted_codec_id is not None and recodes:  # what cannot be compressed anew is no reason to come back
+        if (
+            settings.wanted_codec_id is not None and recodes
+        ):  # what cannot be recompressed must not make the log due again
             data = (table[first:last, ATTRIBUTES] & CONTROL_BIT) == 0
             other = (marks[first:last, MARK_KEPT] > 0) & (marks[first:last, MARK_CODEC] != settings.wanted_codec_id)
             counts.other_codec += int((data & other).sum())
@@ -356,7 +354,7 @@ class Filter:
         return self._compressed(encoded) if (made[:count, SKIP] == 0).any() else encoded
 
     def _compressed(self, batches: EncodedBatches) -> EncodedBatches:
-        """The same with the payloads compressed that are yet to be, side by side."""
+        """Compress the payloads that still need it, side by side."""
         finish = kernels().finish_batch
         source = batches.data.data
         packed = bytearray()

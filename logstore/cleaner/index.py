@@ -1,7 +1,7 @@
 """Building the offset map of a pass: the keys of all dirty records, read in order.
 
 Ranges of segments can be indexed side by side, into one map by threads, into maps that are merged by tasks elsewhere.
-When the keys do not fit, the pass ends where reading them one after the other would have ended, and everything behind
+When the keys do not fit, the pass ends where reading them one after the other would have ended, and everything after
 is left for the next one.
 """
 
@@ -16,7 +16,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.shared_map import Filler, SharedMap
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
@@ -25,13 +24,14 @@ from logstore.cleaner.work import Indexed, PassWork
 from logstore.files import FileSystem
 from logstore.records.decoder import Decoder
 from logstore.records.marks import ORDER_OFFSET
+from logstore.records.offset_map import MapSettings, OffsetMap
 from logstore.records.table import (
     LAST_OFFSET,
     SKIP,
     BatchTable,
 )
 from logstore.segment.batches import Chunk, OrderCheck
-from logstore.segment.segment import LogSegment
+from logstore.segment.segment import LogSegment, SegmentSettings
 from logstore.segment.txn_index import AbortedTransaction
 
 _PARTIAL_BYTES = 64 << 20
@@ -73,14 +73,8 @@ def no_progress(step: str, size_bytes: int) -> None:
 
 def open_source(fs: FileSystem, work: PassWork, base_offset: int) -> LogSegment:
     """A segment of the log, read-only."""
-    return LogSegment(
-        fs,
-        work.directory,
-        base_offset,
-        index_interval_bytes=work.index_interval_bytes,
-        index_bytes=work.segment_index_bytes,
-        limits=work.limits,
-    )
+    settings = SegmentSettings(work.index_interval_bytes, work.segment_index_bytes)
+    return LogSegment(fs, work.directory, base_offset, settings=settings, limits=work.limits)
 
 
 def aborted_between(fs: FileSystem, work: PassWork, start: int, end: int) -> list[AbortedTransaction]:
@@ -109,17 +103,17 @@ def build_map(
     threads: int = 1,
     throttle: Throttle = UNTHROTTLED,
     progress: Progress = no_progress,
-) -> tuple[DedupeMap, Indexed]:
+) -> tuple[OffsetMap, Indexed]:
     """The map of all keys from the first dirty offset on, as far as it reaches. Raises CorruptBatch, CorruptIndex."""
     began = time.monotonic()
     ranges = split_dirty(fs, work, threads if pool is not None else 1)
     read_bytes = 0
 
-    def index(target: DedupeMap | Filler, part: DirtyRange) -> Indexed:
+    def index(target: OffsetMap | Filler, part: DirtyRange) -> Indexed:
         return index_range(fs, work, target, part, throttle=throttle, progress=progress)
 
-    def new_map() -> DedupeMap:
-        return DedupeMap(work.map_settings, records=sum(part.offsets for part in ranges))
+    def new_map() -> OffsetMap:
+        return OffsetMap(work.map_settings, records=sum(part.offsets for part in ranges))
 
     if len(ranges) == 1 or pool is None:
         offset_map = new_map()
@@ -136,17 +130,17 @@ def build_map(
                 read_bytes = sum(part.read_bytes for part in parts)
             offset_map = new_map()
             share = partial_keys(work.map_settings, len(ranges) - 1)
-            others = [DedupeMap(work.map_settings, keys_max=share, records=part.offsets) for part in ranges[1:]]
+            others = [OffsetMap(work.map_settings, keys_max=share, records=part.offsets) for part in ranges[1:]]
             maps = [offset_map, *others]
             parts = list(pool.map(index, maps, ranges))
             found = merge_ranges(fs, work, maps, parts, throttle=throttle, progress=progress)
     if work.map_settings.order != ORDER_OFFSET:
-        read_bytes += weigh_older(fs, work, offset_map, throttle=throttle, progress=progress)
+        read_bytes += index_older_versions(fs, work, offset_map, throttle=throttle, progress=progress)
     return offset_map, replace(found, read_bytes=found.read_bytes + read_bytes, seconds=time.monotonic() - began)
 
 
 def partial_keys(settings: MapSettings, maps: int) -> int:
-    """Keys that maps beside the first may take: they are memory beyond the budget until they are merged."""
+    """How many keys the maps beside the first may hold: until they are merged they are memory beyond the budget."""
     keys = int(_PARTIAL_BYTES // settings.entry_bytes * settings.load_factor)
     return max(min(keys, settings.keys_max // 2) // maps, 1)
 
@@ -154,7 +148,7 @@ def partial_keys(settings: MapSettings, maps: int) -> int:
 def merge_ranges(
     fs: FileSystem,
     work: PassWork,
-    maps: Sequence[DedupeMap],
+    maps: Sequence[OffsetMap],
     parts: Sequence[Indexed],
     *,
     throttle: Throttle = UNTHROTTLED,
@@ -177,7 +171,7 @@ def merge_ranges(
     return done
 
 
-def _added(offset_map: DedupeMap, before: Indexed, after: Indexed) -> Indexed:
+def _added(offset_map: OffsetMap, before: Indexed, after: Indexed) -> Indexed:
     return Indexed(
         after.end_offset,
         offset_map.used,
@@ -191,7 +185,7 @@ def _added(offset_map: DedupeMap, before: Indexed, after: Indexed) -> Indexed:
 def index_range(
     fs: FileSystem,
     work: PassWork,
-    offset_map: DedupeMap | Filler,
+    offset_map: OffsetMap | Filler,
     part: DirtyRange,
     *,
     throttle: Throttle = UNTHROTTLED,
@@ -253,10 +247,10 @@ def index_range(
     return Indexed(end_offset, offset_map.used, False, records, keyless, read_bytes)
 
 
-def weigh_older(
+def index_older_versions(
     fs: FileSystem,
     work: PassWork,
-    offset_map: DedupeMap,
+    offset_map: OffsetMap,
     *,
     throttle: Throttle = UNTHROTTLED,
     progress: Progress = no_progress,
@@ -310,7 +304,7 @@ def _position(segment: LogSegment, source: SourceSegment, offset: int) -> int:
 
 
 def split_dirty(fs: FileSystem, work: PassWork, parts: int) -> list[DirtyRange]:
-    """What is dirty as at most `parts` ranges of about the same size. Transactions are read in order, as one."""
+    """The dirty part as at most `parts` ranges of about the same size. Transactions are read in order, as one."""
     if parts == 1 or work.has_transactions:
         return [DirtyRange.of(work, work.first_dirty_offset)]
     total = sum(source.size_bytes for source in work.dirty)
@@ -321,7 +315,7 @@ def split_dirty(fs: FileSystem, work: PassWork, parts: int) -> list[DirtyRange]:
 
 
 def _cut(fs: FileSystem, work: PassWork, before_bytes: int) -> int:
-    """The offset behind a batch that ends after about so many bytes of dirty segments."""
+    """The offset after a batch that ends after about so many bytes of dirty segments."""
     for source in work.dirty:
         if before_bytes < source.size_bytes:
             break

@@ -1,8 +1,7 @@
-"""Writing groups of segments anew, into a folder of the run; the log itself is not touched.
+"""Rewrites groups of segments into a folder of the run; the log itself is not touched.
 
 A group is filtered in pieces, side by side, and what stays is appended in their order. A single segment in which
-nothing changes is not written at all. What does not fit one segment goes on in the next, as appends do. The outputs
-are complete and synced when a group is finished.
+nothing changes is not written at all. The outputs are complete and synced when a group is finished.
 """
 
 from __future__ import annotations
@@ -12,33 +11,28 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from logstore.cleaner.dedupe_map import DedupeMap
-from logstore.cleaner.filter import Counts, Filter, Filtered, FilterSettings, Workshop
+from logstore.cleaner.filter import Counts, Filter, FilterBuffers, Filtered, FilterSettings
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import Progress, aborted_between, no_progress, open_source
+from logstore.cleaner.ordered_work import OrderedWork
+from logstore.cleaner.outputs import GroupOutputs, mtime_ms_of
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
 from logstore.cleaner.transactions import Transactions
-from logstore.cleaner.turns import Turns
-from logstore.cleaner.work import Cleaned, Indexed, Output, PassWork
-from logstore.errors import OffsetOverflow
+from logstore.cleaner.work import Cleaned, Indexed, PassWork
 from logstore.files import File, FileSystem
-from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX
-from logstore.records.codes import OK
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import ORDER_OFFSET
 from logstore.records.memory import Memory
+from logstore.records.offset_map import OffsetMap
 from logstore.records.survivors import Survivors
-from logstore.records.table import BASE_OFFSET, COUNT, LAST_OFFSET, MAGIC, MAX_TIMESTAMP, SIZE, BatchTable
 from logstore.segment.batches import Chunk, OrderCheck, misplaced, read_batches
-from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
-from logstore.segment.segment import LogSegment, RollLimits
+from logstore.segment.names import FileKind, file_name
 from logstore.segment.txn_index import AbortedTransaction
 
-_WRITEBACK_BYTES = 8 << 20  # given to the device at once; with many small requests its queue is full, and one waits
-_AHEAD = 2  # pieces that may lie there, done, while one before them is not
+_AHEAD = 2  # pieces that may be done while one before them is not
 
 
 class Source:
@@ -102,81 +96,78 @@ class _Filtered:
 
 
 class OpenGroup:
-    """A group on its way; `finish` or `discard` it. Its pieces may be rewritten by several threads, begun in order."""
+    """A group being rewritten; `finish` or `discard` it. Its pieces may be rewritten by several threads, begun in
+    order."""
 
     def __init__(
         self,
         segments: tuple[SourceSegment, ...],
         pieces: Sequence[Piece],
         settings: FilterSettings,
-        turns: Turns[_Filtered],
+        order: OrderedWork[_Filtered],
+        outputs: GroupOutputs,
     ) -> None:
         self.segments = segments
         self.pieces = pieces
         self.settings = settings
-        self.turns = turns
+        self.order = order
         self.counts = Counts()
-        #: of markers that stay, from where the output begins on
-        self.aborted: list[AbortedTransaction] = []
+        self.outputs = outputs
         self.seconds = 0.0
-        #: segments that are full, and durable
-        self.outputs: list[Output] = []
-        #: what is to be written goes there, not durable yet
-        self.output: LogSegment | None = None
-        #: so many of it were given to the device
-        self.begun_bytes = 0
-        #: in the output
-        self.records = 0
         #: of the last batch that was read
         self.read_offset = -1
-        #: behind the last batch that was written
-        self.next_offset = segments[0].base_offset
 
     def close(self) -> None:
         """No piece of it is in work any more."""
         for piece in self.pieces:
             piece.source.close()
-        if self.output is not None:
-            self.output.close(clean=False)
+        self.outputs.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast groups are rewritten; `threads` may rewrite pieces of one group at once."""
+
+    throttle: Throttle = UNTHROTTLED
+    progress: Progress = no_progress
+    threads: int = 1
 
 
 class GroupWriter:
     """Rewrites the groups of one pass, in the order of the log where it has transactions, in any order where not."""
 
-    piece_bytes = 4 << 20  # verdicts are quick, so that what is done once a piece counts
+    piece_bytes = 4 << 20  # large enough that the fixed cost of a piece does not count
 
     def __init__(
         self,
         fs: FileSystem,
         work: PassWork,
         indexed: Indexed,
-        offset_map: DedupeMap,
+        offset_map: OffsetMap,
         folder: str,
         *,
-        throttle: Throttle = UNTHROTTLED,
-        progress: Progress = no_progress,
+        pace: Pace = Pace(),  # noqa: B008 (frozen)
         indexed_here: bool = False,
-        threads: int = 1,
         transactions: Transactions | None = None,
     ) -> None:
-        """With `indexed_here` this very process has just read all that was indexed, and checked it. `threads` may
-        rewrite pieces of one group at once. `transactions` is what is known of them where the first group begins.
+        """With `indexed_here` this very process has just read all that was indexed, and checked it.
+        `transactions` is what is known of them where the first group begins.
         """
-        self._ahead = threads + _AHEAD
-        self._chunk_bytes = self.piece_bytes * 3 // 2  # a piece, and what it is longer since it ends with a batch
+        self._ahead = pace.threads + _AHEAD
+        self._chunk_bytes = self.piece_bytes * 3 // 2  # a piece, and room for the batch it ends with
         self._fs = fs
         self._work = work
         self._indexed_here = indexed_here
         self._indexed = indexed
         self._map = offset_map
         self._folder = folder
-        self._throttle = throttle
-        self._progress = progress
+        self._throttle = pace.throttle
+        self._progress = pace.progress
         self._transactions = Transactions() if transactions is None else transactions
-        self._idle: list[Workshop] = []
+        self._idle: list[FilterBuffers] = []
         self._legacy_horizon_ms = self._legacy_horizon()
         self._survivors: Survivors | None = None
-        # Records without key are no key's last either, but are counted apart; and older records may win by version.
+        # Records without a key are counted apart, and with versions an older record may win: the bitmap knows neither.
         if work.map_settings.order == ORDER_OFFSET and not indexed.keyless:
             self._survivors = offset_map.survivors(work.first_dirty_offset, indexed.end_offset)
 
@@ -188,8 +179,7 @@ class GroupWriter:
         return self._mtime_ms(clean[-1]) - self._work.delete_retention_ms
 
     def _mtime_ms(self, source: SourceSegment) -> int:
-        path = os.path.join(self._work.directory, file_name(source.base_offset, FileKind.LOG))
-        return self._fs.stat(path).mtime_ms
+        return mtime_ms_of(self._fs, self._work, source)
 
     def _settings(self, sources: Sequence[SourceSegment]) -> FilterSettings:
         work, options = self._work, self._work.options
@@ -198,13 +188,8 @@ class GroupWriter:
             newest = max(self._mtime_ms(source) for source in sources)
             if newest > work.now_ms - options.recompress_after_ms:
                 codec_id = None
-        return FilterSettings(
-            now_ms=work.now_ms,
-            delete_retention_ms=work.delete_retention_ms,
-            end_offset=self._indexed.end_offset,
-            first_uncleanable_offset=work.first_uncleanable_offset,
-            last_records=work.last_records,
-            expired_before_ms=work.expired_before_ms,
+        return replace(
+            work.filter_settings(self._indexed.end_offset),
             merge_bytes=options.merge_bytes,
             codec_id=codec_id,
             wanted_codec_id=options.recompress_codec_id,
@@ -225,10 +210,19 @@ class GroupWriter:
     def begin(self, segments: tuple[SourceSegment, ...]) -> OpenGroup:
         """`rewrite` each of its pieces then."""
         pieces = [piece for segment in segments for piece in self._pieces(segment)]
-        group = OpenGroup(segments, pieces, self._settings(segments), Turns(self._ahead))
+        settings = self._settings(segments)
+        outputs = GroupOutputs(
+            self._fs,
+            self._folder,
+            self._work,
+            segments,
+            settings,
+            throttle=self._throttle,
+            progress=self._progress,
+        )
         if len(segments) > 1:
-            group.output = self._open(segments[0].base_offset)
-        return group
+            outputs.begin(segments[0].base_offset)
+        return OpenGroup(segments, pieces, settings, OrderedWork(self._ahead), outputs)
 
     def _pieces(self, segment: SourceSegment) -> list[Piece]:
         cuts: list[int] = []
@@ -248,59 +242,59 @@ class GroupWriter:
         return [Piece(source, begin, end) for begin, end in pairwise([0, *cuts, segment.size_bytes])]
 
     def rewrite(self, group: OpenGroup, number: int) -> None:
-        """Filter a piece, and append what stays of it, or leave that to who is at the one before. Raises as `clean`,
-        and CancelledError when another piece has failed.
+        """Filter a piece, and append what stays, or leave that to the thread that finishes the piece before. Raises as
+        `clean`, and CancelledError when another piece has failed.
         """
         try:
-            group.turns.begin(number)
+            group.order.begin(number)
             began = time.monotonic()
             piece = group.pieces[number]
             order = OrderCheck(piece.source.segment.base_offset, self._work.following(piece.source.segment))
             parts, rules = self._filter(group, number, order)
             done = _Filtered(piece, order, parts, rules.counts, rules.aborted, time.monotonic() - began)
-            for each in group.turns.hand_in(number, done):
+            for each in group.order.hand_in(number, done):
                 self._put(group, each)
         except BaseException:
-            group.turns.fail()
+            group.order.fail()
             raise
 
     def _filter(self, group: OpenGroup, number: int, order: OrderCheck) -> tuple[list[_Part], Filter]:
         piece = group.pieces[number]
-        shop = self._workshop()
+        buffers = self._buffers()
         try:
-            rules = Filter(shop, group.settings, self._transactions)
+            rules = Filter(buffers, group.settings, self._transactions)
             parts: list[_Part] = []
             size = 0
-            for chunk, part in self._judged(piece, order, rules, shop):
+            for chunk, part in self._judged(piece, order, rules, buffers):
                 batches = None
-                if part.changed or group.output is not None:
+                if part.changed or group.outputs.is_begun:
                     batches = rules.written(chunk, part)
                 parts.append(_Part(part.position, part.end_position, part.changed, batches))
                 size += 0 if batches is None else len(batches.data)
-                if size > self.piece_bytes:  # more than there should be in memory
-                    group.turns.await_turn(number)
+                if size > self.piece_bytes:  # larger than a piece should be in memory
+                    group.order.await_turn(number)
                     self._put_parts(group, piece.source, parts, rules.aborted)
                     rules.aborted = []
                     parts, size = [], 0
         finally:
-            self._idle.append(shop)
+            self._idle.append(buffers)
         return parts, rules
 
-    def _workshop(self) -> Workshop:
+    def _buffers(self) -> FilterBuffers:
         try:
             return self._idle.pop()
         except IndexError:
-            return Workshop(self._map.view(), limits=self._work.limits)
+            return FilterBuffers(self._map.view(), limits=self._work.limits)
 
     def _judged(
-        self, piece: Piece, order: OrderCheck, rules: Filter, shop: Workshop
+        self, piece: Piece, order: OrderCheck, rules: Filter, buffers: FilterBuffers
     ) -> Iterator[tuple[Chunk, Filtered]]:
         work, source = self._work, piece.source
         if piece.position == 0:
             base_offset = source.segment.base_offset
             self._transactions.add(aborted_between(self._fs, work, base_offset, work.following(source.segment)))
         begin, end = piece.position, piece.end_position
-        for chunk in self._chunks(source, begin, end, verify_crc=source.verify_crc, memory=shop.memory):
+        for chunk in self._chunks(source, begin, end, verify_crc=source.verify_crc, memory=buffers.memory):
             order.see(chunk)
             self._throttle.take(len(chunk.data))
             self._progress("rewrite", len(chunk.data))
@@ -335,33 +329,31 @@ class GroupWriter:
     def _put_parts(
         self, group: OpenGroup, source: Source, parts: Sequence[_Part], aborted: list[AbortedTransaction]
     ) -> None:
-        group.aborted += aborted  # first: they go with the output that has their marker
+        outputs = group.outputs
+        outputs.note_aborted(aborted)
         for part in parts:
-            if group.output is None and part.changed:
-                group.output = self._open(source.segment.base_offset)
-                self._copy(group, source, 0, part.position)
-            if group.output is not None:
-                if part.changed or part.batches is not None:
-                    self._append(group, part.batches)
-                else:
-                    self._copy(group, source, part.position, part.end_position)
+            if not outputs.is_begun and part.changed:
+                outputs.begin(source.segment.base_offset)
+                self._copy(outputs, source, 0, part.position)
+            if part.batches is not None:
+                outputs.append(part.batches)
+            elif outputs.is_begun and not part.changed:
+                self._copy(outputs, source, part.position, part.end_position)
 
     def finish(self, group: OpenGroup) -> Cleaned:
         """Make the outputs durable. Raises OSError; then nothing of the group is left in the folder."""
         began = time.monotonic()
         sources, counts = group.segments, group.counts
-        if group.output is not None:
-            try:
-                group.records = counts.records - sum(output.records for output in group.outputs)
-                self._seal(group.output, group, INT64_MAX)
-            except BaseException:
-                self.discard(group)
-                raise
+        try:
+            group.outputs.finish(counts.records)
+        except BaseException:
+            self.discard(group)
+            raise
         group.close()
         other_codec_ms = max(map(self._mtime_ms, sources)) if counts.other_codec else None
         return Cleaned(
             sources,
-            tuple(group.outputs),
+            tuple(group.outputs.done),
             counts,
             sum(source.size_bytes for source in sources),
             _distinct(counts, sources, self._work, self._indexed),
@@ -374,27 +366,7 @@ class GroupWriter:
     def discard(self, group: OpenGroup) -> None:
         """No piece of it is in work any more."""
         group.close()
-        written = {group.segments[0].base_offset, *(output.base_offset for output in group.outputs)}
-        if group.output is not None:
-            written.add(group.output.base_offset)
-        for base_offset in written:
-            discard_output(self._fs, self._folder, base_offset)
-
-    def _seal(self, segment: LogSegment, group: OpenGroup, end_offset: int) -> None:
-        """Make an output durable that ends below `end_offset`."""
-        for entry in group.aborted:
-            if entry.last_offset < end_offset:
-                segment.txn_index.append(entry)
-        group.aborted = [entry for entry in group.aborted if entry.last_offset >= end_offset]
-        segment.seal()
-        segment.flush()
-        mtime_ms = self._mtime_ms(group.segments[-1])
-        for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIME_INDEX):
-            if self._fs.exists(segment.path(kind)):
-                self._fs.set_mtime(segment.path(kind), mtime_ms)
-        largest_ms = segment.largest.timestamp_ms if segment.size_bytes else -1
-        group.outputs.append(Output(segment.base_offset, segment.size_bytes, largest_ms, group.records))
-        group.records = group.begun_bytes = 0
+        group.outputs.discard()
 
     def _is_checked(self, segment: SourceSegment) -> bool:
         """Whether the whole segment was read, and its checksums compared, for the map."""
@@ -402,109 +374,16 @@ class GroupWriter:
         within = within and self._work.following(segment) <= self._indexed.end_offset
         return self._indexed_here and within
 
-    def _open(self, base_offset: int) -> LogSegment:
-        discard_output(self._fs, self._folder, base_offset)
-        return LogSegment(
-            self._fs,
-            self._folder,
-            base_offset,
-            index_interval_bytes=self._work.index_interval_bytes,
-            index_bytes=self._work.segment_index_bytes,
-            writable=True,
-            suffix=Transient.CLEANED,
-            limits=self._work.limits,
-        )
-
-    def _copy(self, group: OpenGroup, source: Source, position: int, end: int) -> None:
-        """What was found unchanged, and sound, as it is."""
+    def _copy(self, outputs: GroupOutputs, source: Source, position: int, end: int) -> None:
+        """Copy sound batches that did not change."""
         for chunk in self._chunks(source, position, end, verify_crc=False):
             self._throttle.take(len(chunk.data))
-            self._append(group, EncodedBatches(chunk.data, chunk.table))
-
-    def _append(self, group: OpenGroup, batches: EncodedBatches | None) -> None:
-        if batches is None:
-            return
-        at = 0
-        while at < len(batches.table):
-            placed, fits = self._fill(group, batches, at)
-            at += placed
-            if not fits:
-                self._roll(group, batches.table[at : at + 1])
-        self._throttle.take(len(batches.data))
-        self._progress("write", len(batches.data))
-
-    def _fill(self, group: OpenGroup, batches: EncodedBatches, first: int) -> tuple[int, bool]:
-        """Append some batches from `first` on; returns how many, and whether there is room for the next one."""
-        output = group.output
-        assert output is not None
-        room = output.index_room()
-        # Kafka's cleaner minds a full index only where a batch needs an entry in it.
-        if not room and output.lacks_entry(int(batches.table[first, MAX_TIMESTAMP])):
-            return 0, False
-        table = batches.table[: first + max(room, 1)]
-        bytes_max = output_bytes_max(group.settings, self._work.segment_bytes)
-        if not output.size_bytes and int(table[first, SIZE]) > bytes_max:  # it has a segment for itself
-            table, bytes_max = table[: first + 1], SEGMENT_BYTES_MAX
-        placed, reason = output.place(
-            batches.data,
-            table,
-            first,
-            next_offset=0,
-            assign=False,
-            roll_limits=RollLimits(bytes_max, INT64_MAX),
-            indexes_may_fill=True,
-        )
-        if placed:
-            group.records += int(table[first : first + placed, COUNT].clip(0).sum())
-            group.next_offset = int(table[first + placed - 1, LAST_OFFSET]) + 1
-        if output.size_bytes - group.begun_bytes >= _WRITEBACK_BYTES:
-            output.log.start_writeback(group.begun_bytes, output.size_bytes - group.begun_bytes)
-            group.begun_bytes = output.size_bytes
-        return placed, reason == OK
-
-    def _roll(self, group: OpenGroup, following: BatchTable) -> None:
-        """Go on in a new output, for this batch."""
-        full = group.output
-        assert full is not None
-        base_offset = first_base(following, group.next_offset)
-        if base_offset <= full.base_offset:
-            raise OffsetOverflow(
-                f"the batch that ends at {int(following[0, LAST_OFFSET])} does not fit the segment at"
-                f" {full.base_offset}, nor one of its own",
-                file=full.log.path,
-                partition=self._work.partition,
-            )
-        self._seal(full, group, base_offset)
-        group.output = None
-        full.close(clean=False)
-        group.output = self._open(base_offset)
-
-
-def output_bytes_max(settings: FilterSettings, segment_bytes: int) -> int:
-    """How large an output may become. By Kafka's rules a group only shrinks, or grows by a few bytes where horizons
-    are stamped, and stays one segment; what is compressed anew or joined may grow many times over.
-    """
-    rewritten = settings.codec_id is not None or settings.merge_bytes > 0
-    return min(segment_bytes, SEGMENT_BYTES_MAX) if rewritten else SEGMENT_BYTES_MAX
-
-
-def first_base(batch: BatchTable, next_offset: int) -> int:
-    """The base of a segment that begins with this batch. One of the old formats does not say where it begins."""
-    if int(batch[0, MAGIC]) == 2:
-        return int(batch[0, BASE_OFFSET])
-    return max(next_offset, int(batch[0, LAST_OFFSET]) - RELATIVE_OFFSET_MAX)
+            outputs.append(EncodedBatches(chunk.data, chunk.table))
 
 
 def _distinct(counts: Counts, sources: Sequence[SourceSegment], work: PassWork, indexed: Indexed) -> int | None:
     """Distinct keys of a group: one a record where all of it was cleaned, unknown where the map ended before it."""
     return counts.records if work.following(sources[-1]) <= indexed.end_offset else None
-
-
-def discard_output(fs: FileSystem, folder: str, base_offset: int) -> None:
-    for kind in SEGMENT_KINDS:
-        path = os.path.join(folder, file_name(base_offset, kind, Transient.CLEANED))
-        if fs.exists(path):
-            fs.unlink(path)
 
 
 def worker_name() -> str:

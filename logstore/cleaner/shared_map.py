@@ -1,7 +1,7 @@
 """An offset map that several threads fill at once: one of the size of one, and nothing to merge.
 
-Its keys are those of all their ranges together. Where not all keys fit, it cannot tell which prefix of the log would
-have; then nothing of it is of use.
+Its keys are those of all their ranges together. Where not all keys fit, it cannot say which prefix of the log would
+have fitted, and is useless.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from logstore.cleaner.dedupe_map import DedupeMap, Put
 from logstore.records.marks import ORDER_OFFSET
+from logstore.records.offset_map import OffsetMap, Put
 from logstore.records.table import BASE_OFFSET, BatchTable
 
 
 class SharedMap:
     """Make a `Filler` for each thread; `close` once they are done."""
 
-    def __init__(self, offset_map: DedupeMap) -> None:
+    def __init__(self, offset_map: OffsetMap) -> None:
         assert offset_map.settings.order == ORDER_OFFSET, "a version and an offset cannot be replaced in one step"
         self.map = offset_map
         self.used: npt.NDArray[np.int64] = np.array([offset_map.used], dtype=np.int64)
@@ -29,7 +29,7 @@ class SharedMap:
         self._unfinished = 0  # records of batches that did not fit, and will be put again
         self._moved = threading.Condition()
 
-    def enter(self, view: DedupeMap) -> bool:
+    def enter(self, view: OffsetMap) -> bool:
         """From here to `leave` the memory stays where it is. False when the map is too small."""
         with self._moved:
             self._moved.wait_for(lambda: not self._growing)
@@ -49,8 +49,8 @@ class SharedMap:
                     self._unfinished += put.records
             self._moved.notify_all()
 
-    def grow(self, view: DedupeMap) -> None:
-        """Make room, unless another thread has done so since this one looked."""
+    def grow(self, view: OffsetMap) -> None:
+        """Make room, unless another thread has done so in the meantime."""
         with self._moved:
             self._moved.wait_for(lambda: not self._growing)
             if self._too_small or view.slots != self.map.slots:
@@ -74,7 +74,7 @@ class SharedMap:
 
 
 class Filler:
-    """A thread's way to a map that is shared."""
+    """One thread's access to the shared map."""
 
     def __init__(self, shared: SharedMap) -> None:
         self._shared = shared

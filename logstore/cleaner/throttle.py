@@ -22,7 +22,7 @@ class Throttle:
         self._now = now
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._free_at: float | None = None  # when the bytes taken so far are paid for
+        self._free_at: float | None = None  # when the rate allows the next bytes
 
     def take(self, size_bytes: int) -> None:
         """Account for bytes moved, and wait until the rate allows more."""

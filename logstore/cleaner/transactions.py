@@ -62,14 +62,16 @@ class Transactions:
     """Fed with every transactional or control batch of a log, in order."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, AbortedTransaction]] = []  # by first offset, then as they were told
+        self._waiting: list[
+            tuple[int, int, AbortedTransaction]
+        ] = []  # by first offset, then in the order they were added
         self._told = 0
         self._aborted: dict[int, AbortedTransaction] = {}
         self._aborted_with_batches: set[int] = set()
         self._committed_with_batches: set[int] = set()
 
     def add(self, aborted: Iterable[AbortedTransaction]) -> None:
-        """Aborted transactions that overlap what comes next; one may be told several times."""
+        """Aborted transactions that overlap what comes next; one may be added several times."""
         for txn in aborted:
             self._told += 1
             heapq.heappush(self._waiting, (txn.first_offset, self._told, txn))

@@ -1,4 +1,4 @@
-"""Which record of a key counts in a topic that goes by another order than that of offsets (`duramen.compaction.order`).
+"""Which record of a key counts in a topic ordered by something other than offsets (`duramen.compaction.order`).
 
 Compaction and restores must agree, or a state would depend on whether compaction has run. Both use the same map; here
 it is filled from a range of a log as a reader sees it. All keys of the range are held, 32 bytes each and some room.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from logstore.cleaner.dedupe_map import DedupeMap, MapSettings
 from logstore.config import LogConfig
 from logstore.limits import INT64_MIN, Limits
 from logstore.partition.reading import LogView, read_chunks
 from logstore.records.decoder import Decoder
 from logstore.records.marks import ORDER_HEADER, ORDER_OFFSET, ORDER_TIMESTAMP
+from logstore.records.offset_map import MapSettings, OffsetMap
 from logstore.records.survivors import Survivors
 
 _ORDERS = {"offset": ORDER_OFFSET, "timestamp": ORDER_TIMESTAMP, "header": ORDER_HEADER}
@@ -47,7 +47,7 @@ class Order:
         return "the highest timestamp" if self.kind == ORDER_TIMESTAMP else "the highest offset"
 
     def version(self, timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> int:
-        """What decides before offsets do. Of several headers of the name the last counts that holds a version."""
+        """What decides before offsets do. Of several headers of that name, the last one with a version counts."""
         if self.kind == ORDER_OFFSET:
             return 0
         if self.kind == ORDER_TIMESTAMP:
@@ -60,7 +60,7 @@ def winners(view: LogView, low: int, high: int, order: Order, *, committed: bool
     """The offsets among [low, high) whose records count. Raises CorruptBatch."""
     settings = MapSettings(order=order.kind, header=order.header.encode())
     whole = replace(settings, buffer_bytes=settings.buffer_for(high - low + 1))  # more than there can be keys
-    offset_map = DedupeMap(whole, records=high - low)
+    offset_map = OffsetMap(whole, records=high - low)
     decoder = Decoder(limits=limits, headers=False)
     for chunk in read_chunks(view, low, high, limits=limits, committed=committed):
         for first, last in decoder.opened(chunk.data, chunk.table, file=chunk.file, base_position=chunk.position):

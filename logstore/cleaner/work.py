@@ -6,10 +6,12 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from logstore.cleaner.dedupe_map import MapSettings
-from logstore.cleaner.filter import Counts, LastRecord
+from logstore.cleaner.filter import Counts, FilterSettings, LastRecord
 from logstore.cleaner.grouping import SourceSegment
+from logstore.config import LogConfig
+from logstore.directory.state import PartitionState
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
+from logstore.records.offset_map import MapSettings
 from logstore.topic import TopicPartition
 
 
@@ -21,8 +23,20 @@ class CleaningOptions:
     #: codec for what is older than `recompress_after_ms`; None: as it was
     recompress_codec_id: int | None = None
     recompress_after_ms: int = 0
-    #: 0: for ever
+    #: 0: forever
     key_ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogToClean:
+    """A partition's log as a pass finds it; it is dirty between the two offsets."""
+
+    partition: TopicPartition
+    directory: str
+    state: PartitionState
+    config: LogConfig
+    first_dirty_offset: int
+    first_uncleanable_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +46,7 @@ class PassWork:
     directory: str
     partition: TopicPartition
     segments: tuple[SourceSegment, ...]
-    #: bases of all segments of the log, also those that are not cleaned: their indexes tell of aborted transactions
+    #: bases of all segments of the log, also those that are not cleaned: their indexes list aborted transactions
     bases: tuple[int, ...]
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -62,7 +76,7 @@ class PassWork:
         return self.following(self.segments[-1]) if self.segments else self.first_dirty_offset
 
     def following(self, segment: SourceSegment) -> int:
-        """Where the segment behind this one begins: one past the last offset it can hold."""
+        """Where the segment after this one begins: one past the last offset it can hold."""
         at = bisect_right(self.segments, segment.base_offset, key=lambda each: each.base_offset)
         return self.segments[at].base_offset if at < len(self.segments) else self.first_uncleanable_offset
 
@@ -70,6 +84,17 @@ class PassWork:
     def expired_before_ms(self) -> int:
         """Records older than this lose their value; 0: none do."""
         return self.now_ms - self.options.key_ttl_ms if self.options.key_ttl_ms else 0
+
+    def filter_settings(self, end_offset: int) -> FilterSettings:
+        """The rules of the pass, whose map ends at `end_offset`."""
+        return FilterSettings(
+            now_ms=self.now_ms,
+            delete_retention_ms=self.delete_retention_ms,
+            end_offset=end_offset,
+            first_uncleanable_offset=self.first_uncleanable_offset,
+            last_records=self.last_records,
+            expired_before_ms=self.expired_before_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +124,7 @@ class Output:
 class Cleaned:
     """A group after cleaning. Without outputs nothing was written: the source stands.
 
-    There is one output, but for a group that no longer fits a segment: it was compressed anew, or joined, or its
+    There is one output, but for a group that no longer fits a segment: it was recompressed, or joined, or its
     batches need more index entries than one has room for.
     """
 
@@ -109,7 +134,7 @@ class Cleaned:
     read_bytes: int
     #: distinct keys, where that is known
     keys: int | None = None
-    #: file time of its youngest source, where batches of it are yet to be compressed anew
+    #: file time of its youngest source, where batches of it are yet to be recompressed
     other_codec_ms: int | None = None
     seconds: float = 0.0
     worker: str = ""
@@ -160,9 +185,9 @@ class PassReport:
     map_keys: int = 0
     map_keys_max: int = 0
     map_full: bool = False
-    #: the buffer that would do for a whole pass, when this one was too small
+    #: the buffer that would be enough for a whole pass, when this one was too small
     map_buffer_wanted: int | None = None
-    #: and how few threads would do with the present one, if any
+    #: with the present one, how few threads would be enough, if any
     map_threads_wanted: int | None = None
     index_seconds: float = 0.0
     seconds: float = 0.0

@@ -2,8 +2,8 @@
 
 Under the partition lock: applied already → nothing to do. Ends at the plan's base → append. Ends in between → the
 rest of an interrupted try is cut first. Below the base → the caller skipped a plan. After a power cut the caller
-repairs first. Many partitions are taken some at a time: what they share (the topic's files, the staged files, the
-sync of their segment lists) is done once for all of them.
+repairs first. A task on another host than its driver's syncs what it wrote. Many partitions are taken some at a time:
+what they share (the topic's files, the staged files, the sync of their segment lists) is done once for all of them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from logstore.clock import ManualClock
+from logstore.commit.durable import sync_partition
 from logstore.commit.plan import Plan, TopicPlan
 from logstore.commit.small_appends import PARTITIONS_MIN, Group, SmallAppend, append_small
-from logstore.commit.staging import StagedReaders
+from logstore.commit.staged_reader import StagedReaders
 from logstore.config import LogConfig
 from logstore.directory.checkpoint import partition_metadata
 from logstore.directory.ends import JointEnds, TopicEnds, read_applied_sequence
 from logstore.directory.state import PartitionState, encode_state, owner_of, read_state
 from logstore.directory.swap import finish_swap
 from logstore.directory.tail import Tail
-from logstore.directory.tails import PartitionTail
+from logstore.directory.tails import PartitionTail, is_here
 from logstore.errors import CorruptBatch, CorruptIndex, CorruptState, DamagedLog
-from logstore.files import read_whole, replace_files
+from logstore.files import read_whole
 from logstore.partition.appender import Appender, tail_of
+from logstore.partition.environment import LastKnown
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.log import PartitionLog
 from logstore.partition.producer_append import ProducerAppender
 from logstore.segment.names import PARTITION_METADATA, FileKind, file_name
+from logstore.syncing import each_side_by_side, replace_files
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import place_partitions
 from logstore.topics.registry import Topic
@@ -59,6 +62,24 @@ class _Batch:
     topic: Topic
     config: LogConfig
     staged: StagedReaders
+    #: of the driver by whose order this is done; None: this host's
+    boot: str | None = None
+
+    def is_known(self, tail: PartitionTail | None) -> bool:
+        """Whether the slot is to be believed."""
+        if tail is None:
+            return False
+        return tail.is_current if self.boot is None else tail.is_of(self.boot)
+
+    def told(self, sequence: int, end_offset: int, tail: Tail, leader_epoch: int | None) -> PartitionTail:
+        """The slot behind what was appended."""
+        slot = PartitionTail.of_now(sequence, end_offset, tail, leader_epoch)
+        return slot if self.boot is None else replace(slot, boot_id=self.boot)
+
+    @property
+    def syncs(self) -> bool:
+        """Whether the driver's own fsync would not be for what is written here."""
+        return self.boot is not None and not is_here(self.boot)
 
 
 class Applier:
@@ -80,7 +101,8 @@ class Applier:
     ) -> None:
         """Append a plan to the partitions of one of its topics.
 
-        Who holds the topic's lease gives its `ends`: then unflushed bytes that a log lost are put back first.
+        A caller that holds the topic's lease passes its `ends`; then unflushed bytes that a log lost are restored
+        first.
         """
         topic_plan = plan.topic(topic.id)
         assert topic_plan is not None
@@ -102,11 +124,11 @@ class Applier:
             run()
 
     def _mend(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> bool:
-        """Put back what the logs lost of unflushed bytes; False where it was not that."""
+        """Restore unflushed bytes that the logs lost; False where that was not the reason."""
         return False
 
     def _place(self, topic: Topic, numbers: Iterable[int]) -> None:
-        """Make directories that are missing. Who was appended to in this boot, and says whose it is, has one."""
+        """Make directories that are missing. A partition that was appended to since the machine was started has one."""
         numbers = list(numbers)
         with self.store.tails(topic) as tails:
             unknown = set(tails.not_of_this_boot(numbers))
@@ -118,13 +140,13 @@ class Applier:
         mark = partition_metadata(topic.id)
         try:
             return read_whole(self._fs, path, limit=len(mark)) == mark
-        except OSError:  # whatever it is: the long way says
+        except OSError:  # the full check reports what is wrong
             return False
 
     def publish(
         self, topic: Topic, ends: TopicEnds, plan: TopicPlan, joint: Mapping[str, JointEnds] | None = None
     ) -> TopicEnds:
-        """Readers see the batch from here on; who reads several topics, in those of `joint` too."""
+        """Readers see the batch from here on; readers of several topics see it in those of `joint`, too."""
         while True:
             published = replace(
                 ends.advanced(plan.end_offsets, plan.sequence, plan.stable_offsets),
@@ -137,7 +159,7 @@ class Applier:
                 return ends  # another has published this, and perhaps more
 
     def _still_behind(self, joint: Mapping[str, JointEnds]) -> dict[str, JointEnds]:
-        """What must still be said of other topics: they are not published that far themselves."""
+        """The `joint` entries to keep: topics that are not published that far themselves."""
         behind = {}
         for topic_id, told in joint.items():
             applied: int | None = 0
@@ -153,19 +175,25 @@ def apply_partition(store: OpenStore, plan: Plan, topic: Topic, number: int) -> 
     return apply_partitions(store, plan, topic, (number,))[0]
 
 
-def apply_partitions(store: OpenStore, plan: Plan, topic: Topic, numbers: Sequence[int]) -> list[Applied]:
-    """The same for several partitions, in ascending order."""
+def apply_partitions(
+    store: OpenStore, plan: Plan, topic: Topic, numbers: Sequence[int], *, boot: str | None = None
+) -> list[Applied]:
+    """The same for several partitions, in ascending order.
+
+    `boot` is that of the driver that ordered it and holds the topic's lease: slots are written in its name, and those
+    it wrote are believed. On another host, all that is appended is on disk when this returns.
+    """
     topic_plan = plan.topic(topic.id)
     assert topic_plan is not None
     applied: list[Applied] = []
     folder = store.layout.plan(plan.plan_id)
     with StagedReaders(store.fs, folder, plan.files, topic_id=topic.id, limits=store.limits) as staged:
-        batch = _Batch(store, plan, topic_plan, topic, topic_plan.log_config(), staged)
+        batch = _Batch(store, plan, topic_plan, topic, topic_plan.log_config(), staged, boot)
         for first in range(0, len(numbers), _PARTITIONS_AT_ONCE):
             some = numbers[first : first + _PARTITIONS_AT_ONCE]
             what = f"append to {topic.name}-{some[0]}" + (f" to {some[-1]}" if len(some) > 1 else "")
             with store.locks.partitions(topic.id, some, what=what):
-                store.check_exists(topic)  # who comes late must not make files for a topic that is no more
+                store.check_exists(topic)  # a late task must not make files for a topic that was deleted
                 applied += _apply_some(batch, some)
     return applied
 
@@ -179,15 +207,15 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
     ends: TopicEnds | None = None
     with store.tails(topic) as tails:
         found = dict(zip(numbers, tails.read_many(numbers), strict=True))
-        unknown = [number for number, tail in found.items() if tail is None or not tail.is_current]
+        unknown = [number for number, tail in found.items() if not batch.is_known(tail)]
         if unknown:
             ends = store.ends(topic)
-            fresh = _fresh_tails(store, topic, unknown, ends)
+            fresh = _fresh_tails(batch, unknown, ends)
             tails.write_many(fresh)  # whoever finds the rest of an interrupted try cuts it to this
             found.update(fresh)
         small = _append_small(batch, found)
         for number, known in found.items():
-            if known is None or not known.is_current:
+            if known is None or not (batch.is_known(known) or _is_published(known, sequence, ends)):
                 ends = ends or store.ends(topic)
                 known = current_tail(store, topic, number, ends=ends)
             if known.sequence >= sequence:
@@ -212,20 +240,30 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
                     path = store.layout.partition_state(topic.id, number)
                     states[path] = encode_state(state, owner_of(path))
             applied.append(Applied(number, end, tail))
-            new.append((number, PartitionTail.of_now(sequence, end, tail, epoch)))
+            new.append((number, batch.told(sequence, end, tail, epoch)))
         replace_files(store.fs, states)  # the lists are on disk before a tail names what they must have
+        if batch.syncs:
+            offsets = batch.topic_plan.base_offsets
+            each_side_by_side(lambda each: sync_partition(store, topic, each[0], offsets[each[0]]), new)
         tails.write_many(new)
+        if batch.syncs:
+            tails.sync()
     return applied
 
 
+def _is_published(tail: PartitionTail, sequence: int, ends: TopicEnds | None) -> bool:
+    """Whether the plan was finished by others, on another host: whoever comes late leaves the log alone."""
+    return ends is not None and tail.sequence >= sequence and ends.applied_sequence >= sequence
+
+
 def _append_small(batch: _Batch, found: Mapping[int, PartitionTail | None]) -> dict[int, SmallAppend]:
-    """Append to the partitions for which a short way is enough."""
+    """Append to the partitions that `append_small` can serve."""
     store, topic_plan = batch.store, batch.topic_plan
     known = {
         number: tail
         for number, tail in found.items()
         if tail is not None
-        and tail.is_current
+        and batch.is_known(tail)
         and tail.sequence < topic_plan.sequence
         and tail.end_offset == topic_plan.base_offsets[number]
     }
@@ -244,20 +282,18 @@ def _append_small(batch: _Batch, found: Mapping[int, PartitionTail | None]) -> d
     return append_small(group, batch.staged)
 
 
-def _fresh_tails(
-    store: OpenStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds
-) -> list[tuple[int, PartitionTail]]:
+def _fresh_tails(batch: _Batch, numbers: Sequence[int], ends: TopicEnds) -> list[tuple[int, PartitionTail]]:
     """Of partitions that were never appended to, as `current_tail` has them."""
     if len(numbers) < PARTITIONS_MIN:
         return []
-    tail = PartitionTail.of_now(ends.applied_sequence, 0, Tail())
-    return [(number, tail) for number in numbers if _is_new(store, topic, number, ends)]
+    tail = batch.told(ends.applied_sequence, 0, Tail(), None)
+    return [(number, tail) for number in numbers if _is_new(batch.store, batch.topic, number, ends)]
 
 
 def current_tail(store: OpenStore, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> PartitionTail:
     """Where the log ends, from its slot or by looking; the caller holds the partition lock.
 
-    Looking takes everything up to the high watermark and cuts off the rest: it was never published.
+    Looking keeps everything up to the high watermark and cuts off the rest, which was never published.
     """
     ends = ends or store.ends(topic)
     found = store.tail(topic, number)
@@ -269,21 +305,15 @@ def current_tail(store: OpenStore, topic: Topic, number: int, *, ends: TopicEnds
             tails.write(number, tail)  # whoever finds the rest of an interrupted try cuts it to this
         return tail
     high_watermark = ends.high_watermarks[number]
-    store.partition_state(topic, number)  # log start and more are in it: a lost one is not made up here
-    log = store.open_log(
-        topic,
-        number,
-        clean=store.closed_cleanly(topic, number, ends),
-        recovery_point=ends.recovery_points[number],
-        high_watermark=high_watermark,
-    )
+    store.partition_state(topic, number)  # it holds the log start and more: a lost one is not invented here
+    log = store.open_log(topic, number, store.last_known(topic, number, ends))
     try:
         if log.log_end_offset < high_watermark:
             raise DamagedLog(
                 f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
                 partition=topic.partition(number),
                 offset=log.log_end_offset,
-                hint="`duramen recover` goes on behind the loss",
+                hint="`duramen recover` continues after the loss",
             )
         store.cut_unpublished(log, topic, high_watermark)
     except BaseException:
@@ -337,19 +367,9 @@ def _append(batch: _Batch, number: int, known: PartitionTail) -> tuple[Tail, int
         state = finish_swap(store.fs, directory, store.layout.partition_state(topic.id, number), state)
     if state.producers:
         return _append_with_producers(batch, number), None, None
-    appender = Appender(
-        store.fs,
-        directory,
-        partition=topic.partition(number),
-        config=batch.config,
-        state=state,
-        tail=known.tail,
-        end_offset=known.end_offset,
-        leader_epoch=known.leader_epoch,
-        state_path=store.layout.partition_state(topic.id, number),
-        now_ms=batch.plan.now_ms,
-        limits=store.limits,
-    )
+    place = store.layout.place(topic.id, topic.partition(number))
+    now_ms, limits = batch.plan.now_ms, store.limits
+    appender = Appender(store.fs, place, known, state=state, config=batch.config, now_ms=now_ms, limits=limits)
     try:
         appender.append(batch.staged.chunks(number))
         _check_end(topic, number, appender.end_offset, batch.topic_plan.end_offsets[number])
@@ -367,13 +387,12 @@ def _append_with_producers(batch: _Batch, number: int) -> Tail:
     log: PartitionLog = store.open_log(
         topic,
         number,
-        clean=True,
-        recovery_point=store.ends(topic).recovery_points[number],
+        LastKnown(clean=True, recovery_point=store.ends(topic).recovery_points[number]),
         clock=ManualClock(plan.now_ms),
         config=batch.config,
     )
     try:
-        log.truncate_to(topic_plan.base_offsets[number])  # an interrupted try may have come further
+        log.truncate_to(topic_plan.base_offsets[number])  # an interrupted append may have got further
         appender = ProducerAppender(log, leader_epoch=epochs.latest.epoch if epochs.latest else 0)
         appender.append(batch.staged.chunks(number))
         _check_end(topic, number, log.log_end_offset, topic_plan.end_offsets[number])

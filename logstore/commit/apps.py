@@ -22,7 +22,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """The commit that is taken over: the app's last batch, and the query that wrote it (None: nobody said).
+    """The commit that is taken over: the app's last batch, and the query that wrote it (None: not known).
 
     As text `QUERY:BATCH`, as the errors print it. A batch of None (text `nothing`) stands for an app that the ledger
     does not know.
@@ -65,7 +65,7 @@ def is_replay(
     """Whether the app's last batch is this one. Raises ReplayMismatch when this one cannot follow it.
 
     `is_counted`: the last commit is by a release that commits empty batches too. `are_apps_lost`: the ledger lost
-    commits, and nobody knows whose.
+    commits of unknown apps.
     """
     adopt = _adopt(app, last)
     if last is None:
@@ -137,5 +137,5 @@ def _adopt(app: AppBatch, last: AppProgress | None) -> Adopt | None:
 
 
 def _same_query(last: str | None, this: str | None) -> bool:
-    """Queries that do not tell who they are cannot be told apart."""
+    """Queries without an id cannot be told apart."""
     return last is None or this is None or last == this

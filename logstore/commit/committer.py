@@ -2,9 +2,7 @@
 
     lease → settle → plan (fsynced) → commit (one ledger transaction: the decision) → append → publish → flush
 
-Nothing undecided is ever in a log. Whatever a dead process left is finished by the next one that takes the lease
-(`settle`), because a committed plan gives the same bytes whenever it is applied. `docs/protocols.md` has the crash
-points.
+`docs/protocols.md` has each step, why it is there, and what is found when a process dies after it.
 """
 
 from __future__ import annotations
@@ -14,12 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from logstore.clock import Clock
 from logstore.commit.apply import ApplyMany, numbers_of
 from logstore.commit.apps import AppBatch, is_replay
 from logstore.commit.deciding import check_room, check_segments, plan_of, request_of
 from logstore.commit.flushing import Flusher
+from logstore.commit.own_flush import OwnFlush
 from logstore.commit.plan import Plan, TopicPlan, write_plan
-from logstore.commit.plan_folder import Staging, disk_full
+from logstore.commit.plan_folder import Staging, told_when_full
 from logstore.commit.redo import cut_short
 from logstore.commit.settling import is_unflushed, joint_ends
 from logstore.commit.staging import StagedFile, TopicTarget
@@ -34,10 +34,10 @@ from logstore.errors import (
     MissingBatches,
     TopicChanged,
     UnknownTopic,
-    is_disk_full,
 )
 from logstore.ledger import AppProgress, CommitRequest
 from logstore.topics.opened import OpenStore
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 
@@ -55,8 +55,17 @@ class Committed:
     #: rows that went to the dead-letter topic instead; `records` has them, too
     dead_letters: int = 0
 
+    def told_next(self, before: Mapping[str, int]) -> dict[str, int]:
+        """What the app's next ledger row tells of this batch, whose own was written before its commit and append ended.
 
-#: Where nothing is open any more behind a batch that ends transactions, by partition.
+        `before` is what this batch's row told; of a batch that came again, how many did in a row.
+        """
+        if self.replayed:
+            return {"replays": before.get("replays", 0) + 1}
+        return {f"previous_{name}": self.timings_ms[name] for name in ("commit", "append") if self.timings_ms}
+
+
+#: Where nothing is open any more after a batch that ends transactions, by partition.
 StableOffsets = Callable[[Topic, TopicEnds], Mapping[int, int]]
 
 
@@ -66,6 +75,9 @@ class Committer(Flusher):
     def __init__(self, store: OpenStore) -> None:
         super().__init__(store)
         self._is_noted = False
+        #: by app, what its next ledger row tells of the batch before; see `Committed.told_next`
+        self.told_next: dict[str | None, dict[str, int]] = {}
+        self._own_flush: OwnFlush | None = None
 
     # --- before encoding --------------------------------------------------------------------------------------------
 
@@ -88,6 +100,32 @@ class Committer(Flusher):
                 if topic.id == row.topic_id and self.store.ends(topic).applied_sequence < row.sequence:
                     self.settle_topic(topic)
 
+    @property
+    def clock(self) -> Clock:
+        return self.store.clock
+
+    def begin(self, plan_id: str | None = None) -> Staging:
+        """A folder for staged files. Raises LockHeld when somebody else has the one of this `plan_id`, DiskFull."""
+        return Staging(self.store, plan_id)
+
+    def discard(self, plan_id: str) -> None:
+        """Remove a plan's folder, unless a commit names it: then the staged files may be all there is of the batch."""
+        staging = Staging(self.store, plan_id)
+        staging.decided = bool(self.ledger.find_plan(plan_id))
+        staging.close()
+
+    def last_batch(self, app_id: str) -> AppProgress | None:
+        return self.ledger.last_batch(app_id)
+
+    def tidy(self, done: Committed) -> None:
+        """Flush topics that are due."""
+        if self._own_flush is None:
+            self._own_flush = OwnFlush(self)
+        self._own_flush.appended(done)
+
+    def finish(self, topic: str) -> None:
+        self.flush(self.store.topic(topic))
+
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def commit(
@@ -109,36 +147,15 @@ class Committer(Flusher):
         `stable_offsets` is asked of each topic once it is settled, under its lease, where the batch ends transactions;
         it may raise, and nothing was changed then.
         """
-        try:
-            return self._commit(
-                staging, files, targets, app, apply_many, dict(timings_ms or {}), engine, stable_offsets
-            )
-        except OSError as error:
-            if is_disk_full(error) and not staging.decided:
-                raise disk_full(error) from error
-            raise
-        finally:
-            staging.close()
-
-    def _commit(
-        self,
-        staging: Staging,
-        files: Sequence[StagedFile],
-        targets: Mapping[str, TopicTarget],
-        app: AppBatch | None,
-        apply_many: ApplyMany | None,
-        timings: dict[str, int],
-        engine: str,
-        stable_offsets: StableOffsets | None,
-    ) -> Committed:
+        timings = dict(timings_ms or {})
         written = {count.topic_id for file in files for count in file.counts if count.records}
-        if not written:
-            return Committed(staging.plan_id) if app is None else self._commit_empty(staging, app, timings, engine)
-        with contextlib.ExitStack() as held:
+        with contextlib.closing(staging), told_when_full(staging), contextlib.ExitStack() as held:
+            if not written:
+                return Committed(staging.plan_id) if app is None else self._commit_empty(staging, app, timings, engine)
             topics = {topic_id: self._leased(held, targets[topic_id]) for topic_id in sorted(written)}
             began = time.monotonic()
             ends = {topic_id: self.settle(topic) for topic_id, topic in topics.items()}
-            # One look for both: the commit happens only if the app is still where this says.
+            # Read once for both: the commit happens only if the app is still at this batch.
             last = None if app is None else self.ledger.last_batch(app.app_id)
             if app is not None and self._is_replay(last, app):
                 return Committed(staging.plan_id, replayed=True)
@@ -147,13 +164,7 @@ class Committer(Flusher):
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
             stable = {} if stable_offsets is None else {t.id: stable_offsets(t, ends[t.id]) for t in topics.values()}
             plan = plan_of(self.store, staging.plan_id, files, topics, ends, app, stable)
-            check_room(self.store, plan)
-            check_segments(self.store, plan, files)
-            for topic_plan in plan.topics:
-                topic = topics[topic_plan.topic_id]
-                self._check_whole(topic, list(numbers_of(topic_plan)), ends[topic.id])
-            for topic_plan in plan.topics:  # a directory that is not ours must be known before the commit
-                self._place(topics[topic_plan.topic_id], numbers_of(topic_plan))
+            self._check_plan(plan, files, topics, ends)
             write_plan(self._fs, staging.folder, plan, limits=self.store.limits)
             self._fs.fsync_dir(self.store.layout.staging)
             timings["plan"] = _since(began)
@@ -177,12 +188,24 @@ class Committer(Flusher):
             dead_letters=request.dead_letters,
         )
 
+    def _check_plan(
+        self, plan: Plan, files: Sequence[StagedFile], topics: Mapping[str, Topic], ends: Mapping[str, TopicEnds]
+    ) -> None:
+        """What must be known before the commit: that the plan can be appended. Raises DiskFull, DamagedLog and more."""
+        check_room(self.store, plan)
+        check_segments(self.store, plan, files)
+        for topic_plan in plan.topics:
+            topic = topics[topic_plan.topic_id]
+            self._check_whole(topic, list(numbers_of(topic_plan)), ends[topic.id])
+        for topic_plan in plan.topics:  # a directory of another topic
+            self._place(topics[topic_plan.topic_id], numbers_of(topic_plan))
+
     def _append(
         self, plan: Plan, topics: Mapping[str, Topic], ends: Mapping[str, TopicEnds], apply_many: ApplyMany | None
     ) -> None:
         """Append and publish what is committed. Raises AppendUnfinished."""
         try:
-            # All are appended before the first is published: that one says of the others how far they are.
+            # All are appended before the first is published: its `joint` says how far the others are.
             for topic_plan in plan.topics:
                 topic = topics[topic_plan.topic_id]
                 self._apply(plan, topic, ends[topic.id], apply_many=apply_many, placed=True)
@@ -232,11 +255,11 @@ class Committer(Flusher):
             self._is_noted = True
 
     def _decide(self, request: CommitRequest, staging: Staging) -> None:
-        """The commit point. An unknown outcome is made known before anything else happens."""
+        """The commit point. An unknown outcome is resolved before anything else happens."""
         staging.decided = True
         try:
             self.ledger.commit(request)
-        except (CommitConflict, OSError):  # the ledger says of both that nothing happened
+        except (CommitConflict, OSError):  # with either of these nothing was committed
             staging.decided = False
             raise
         except CommitUnknown as error:
@@ -262,7 +285,7 @@ class Committer(Flusher):
     def _check_whole(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
         """Before a commit: logs that lost bytes since they were appended to get them back from staging.
 
-        Raises DamagedLog where they were flushed, so that nothing is committed behind a hole.
+        Raises DamagedLog where they were flushed, so that nothing is committed after a hole.
         """
         short = cut_short(self.store, topic, numbers, ends)
         if not short:
@@ -276,7 +299,7 @@ class Committer(Flusher):
             )
 
 
-def target_of(store: OpenStore, name: str) -> TopicTarget:
+def target_of(store: ReadableStore, name: str) -> TopicTarget:
     """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
     topic = store.topic(name)
     return TopicTarget(

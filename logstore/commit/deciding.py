@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from logstore.clock import Clock
 from logstore.commit.apps import AppBatch
 from logstore.commit.plan import Plan, TopicPlan
 from logstore.commit.staging import StagedFile
-from logstore.config import format_value
+from logstore.config import Resolved
 from logstore.directory.ends import TopicEnds
 from logstore.directory.state import read_state, segments_max
-from logstore.errors import (
-    AppendTooLarge,
-    DiskFull,
-)
+from logstore.errors import AppendTooLarge, DiskFull
 from logstore.ledger import AppProgress, CommitRequest, TopicCommit
+from logstore.setting import format_value
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 
@@ -22,8 +22,16 @@ _SEGMENTS_LOOK = 1000  # a batch that makes fewer segments is not looked at
 _ROOM_FACTOR = 1.1  # indexes and rounding beside the batches themselves
 
 
+class HasSettings(Protocol):
+    """As much of a store as a plan needs."""
+
+    @property
+    def clock(self) -> Clock: ...
+    def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]: ...
+
+
 def plan_of(
-    store: OpenStore,
+    store: HasSettings,
     plan_id: str,
     files: Sequence[StagedFile],
     topics: Mapping[str, Topic],
@@ -87,7 +95,7 @@ def check_segments(store: OpenStore, plan: Plan, files: Sequence[StagedFile]) ->
         bytes_of[key] = bytes_of.get(key, 0) + count.bytes
     segment_bytes = {topic.topic_id: topic.log_config().segment_bytes for topic in plan.topics}
     for (topic_id, number), size in bytes_of.items():
-        segments = 2 * size // segment_bytes[topic_id] + 1  # two neighbours hold one's worth at least
+        segments = 2 * size // segment_bytes[topic_id] + 1  # two neighbours together hold at least one segment's bytes
         if segments < _SEGMENTS_LOOK:
             continue
         path = store.layout.partition_state(topic_id, number)

@@ -1,29 +1,25 @@
 """Flushing: logs become durable, then the staged files that would have redone them go.
 
-Nothing is taken on trust before they do: neither the bytes in the logs, nor an fsync that comes after one that failed.
+Before they go, everything is checked: the bytes in the logs are read back, and an fsync after a failed one is not
+believed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from logstore.commit.durable import sync_partition
 from logstore.commit.plan import PLAN_FILE, read_plan
 from logstore.commit.plan_folder import OWNER_FILE, remove_folder
 from logstore.commit.redo import first_damage
 from logstore.commit.settling import Settler, unflushed_of
 from logstore.directory.ends import TopicEnds
 from logstore.directory.locks import FileLock
-from logstore.directory.unsynced import is_unsynced, marking_unsynced
-from logstore.errors import (
-    CorruptState,
-    DamagedLog,
-    UnknownTopic,
-)
-from logstore.files import MANY_FILES, check_written, each_side_by_side, sync_everything
-from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, SEGMENT_KINDS, FileKind, file_name
+from logstore.directory.unsynced import is_unsynced
+from logstore.errors import CorruptState, DamagedLog, UnknownTopic
+from logstore.syncing import MANY_FILES, each_side_by_side, sync_everything
 from logstore.topics.registry import Topic
 
 #: a folder that no process owns belongs to a batch write, whose driver process comes and goes
@@ -44,7 +40,7 @@ class Flusher(Settler):
             self._make_durable(topic, pending, ends)
             flushed = replace(ends, recovery_points=ends.high_watermarks, flushed_sequence=ends.applied_sequence)
             if not self.store.replace_ends(topic, ends, flushed):
-                return self.store.ends(topic)  # the lease was lost meanwhile: whoever has it flushes
+                return self.store.ends(topic)  # the lease was lost meanwhile: its new holder flushes
             rows = self.ledger.commits_after(topic.id, ends.flushed_sequence)
             plans = [row.plan_id for row in rows if not row.void and row.sequence <= flushed.flushed_sequence]
         for plan_id in plans:
@@ -54,11 +50,11 @@ class Flusher(Settler):
     def _make_durable(self, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> None:
         """Read back and sync what was appended; what is not sound comes from staging once more.
 
-        The redo log goes after this, so nothing is taken on trust: neither the bytes in the logs, nor an fsync that
-        comes after one that failed.
+        The redo log goes after this, so everything is checked: the bytes are read back, and an fsync after a failed one
+        is not believed.
         """
         unsound: list[int] = []
-        # One call for thousands of partitions; what is read back afterwards is what it wrote.
+        # One call for thousands of partitions; the bytes read back below are the ones it wrote.
         together = len(numbers) >= MANY_FILES and sync_everything(self._fs, self.store.layout.logs)
 
         def sync(number: int) -> None:
@@ -89,35 +85,8 @@ class Flusher(Settler):
         state_path = self.store.layout.partition_state(topic.id, number)
         if is_unsynced(self._fs, state_path) or first_damage(self.store, topic, number, ends) is not None:
             return False
-        self._sync(topic, number, ends.recovery_points[number], state_path, together)
+        sync_partition(self.store, topic, number, ends.recovery_points[number], together=together)
         return True
-
-    def _sync(self, topic: Topic, number: int, recovery_point: int, state_path: str, together: bool) -> None:
-        directory = self.store.layout.partition(topic.partition(number))
-        bases = [segment.base_offset for segment in self.store.partition_state(topic, number).segments]
-        for at, base in enumerate(bases):
-            if at + 1 < len(bases) and bases[at + 1] <= recovery_point:
-                continue
-            for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
-                self._sync_file(os.path.join(directory, file_name(base, kind)), state_path, together)
-        # the first append does not wait for it
-        self._sync_file(os.path.join(directory, LEADER_EPOCH_CHECKPOINT), state_path, together)
-        if not together:
-            with marking_unsynced(self._fs, state_path):
-                self._fs.fsync_dir(directory)
-
-    def _sync_file(self, path: str, state_path: str, together: bool) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if together:
-                with marking_unsynced(self._fs, state_path), contextlib.suppress(FileNotFoundError):
-                    check_written(self._fs, path)
-                return
-            file = self._fs.open(path)
-            try:
-                with marking_unsynced(self._fs, state_path):
-                    file.fsync()
-            finally:
-                file.close()
 
     def _drop_plan(self, plan_id: str) -> None:
         """Remove a plan's staging once all its topics are flushed, or gone."""
@@ -139,7 +108,7 @@ class Flusher(Settler):
         remove_folder(self.store, folder)
 
     def sweep(self) -> list[str]:
-        """Remove staging that no commit names and nobody is filling; returns the plan ids."""
+        """Remove staging that no commit names and no process is filling; returns the plan ids."""
         removed = []
         for name in self._fs.listdir(self.store.layout.staging):
             plan_id, dash, kind = name.partition("-")
@@ -168,7 +137,7 @@ class Flusher(Settler):
     def _may_be_committed(self, folder: str) -> bool:
         """Whether a plan that no commit names may be one that the ledger has lost: the logs are ahead of the ledger."""
         if not self._fs.exists(os.path.join(folder, PLAN_FILE)):
-            return False  # it was never decided about
+            return False  # no commit was ever tried
         for name in self.store.topic_names():
             try:
                 topic = self.store.topic(name)

@@ -32,7 +32,7 @@ class _Unflushed:
 
 
 class OwnFlush:
-    """What this process appended and did not flush, by topic; threads may miscount a little, which does no harm."""
+    """What this process appended and did not flush, by topic; threads may miscount a little, which is harmless."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
@@ -57,7 +57,7 @@ class OwnFlush:
     def _flush(self, name: str) -> None:
         unflushed = self._topics.pop(name, None)
         if unflushed is None:
-            return  # another thread is at it
+            return  # another thread is flushing
         try:
             self._committer.flush(self._committer.store.topic(name), wait_ms=0)
             self.error = None
@@ -65,5 +65,5 @@ class OwnFlush:
             pass  # deleted meanwhile
         except (DuramenError, OSError) as error:
             self.error = error
-            # Not at once again: whoever has the topic flushes it, or the next commits do.
+            # Not again at once: the process that holds the topic flushes it, or the next commits do.
             self._topics[name] = _Unflushed(time.monotonic(), 0, unflushed.size_bytes % BYTES_MAX)

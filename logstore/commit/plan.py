@@ -1,12 +1,13 @@
 """A plan: everything that decides which bytes a batch becomes, written down before it is committed.
 
-Applying a committed plan gives the same bytes every time, whoever does it: it names the staged files in order, each
+Applying a committed plan gives the same bytes every time and in every process: it names the staged files in order, each
 partition's base and end offset, and all that rolling depends on (settings and clock).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from logstore.config import LogConfig
@@ -31,7 +32,7 @@ class TopicPlan:
     end_offsets: tuple[int, ...]
     records: int
     bytes: int
-    #: last stable offsets behind the plan, of partitions in which it ends transactions
+    #: last stable offsets after the plan, of partitions in which it ends transactions
     stable_offsets: dict[int, int] = field(default_factory=dict)
 
     def log_config(self) -> LogConfig:
@@ -44,7 +45,7 @@ class Plan:
     now_ms: int
     files: tuple[str, ...]
     topics: tuple[TopicPlan, ...]
-    #: whose batch it is: nobody needs it to apply the plan, but a ledger that lost its commit is rebuilt from it
+    #: whose batch it is: not needed to apply the plan, but a ledger that lost the commit is rebuilt from it
     app_id: str | None = None
     batch_id: int | None = None
     query_id: str | None = None
@@ -53,9 +54,9 @@ class Plan:
         return next((topic for topic in self.topics if topic.topic_id == topic_id), None)
 
 
-def write_plan(fs: FileSystem, folder: str, plan: Plan, *, limits: Limits) -> None:
-    """Durable, file and folder, when this returns. Raises AppendTooLarge for one that `read_plan` would refuse."""
-    document = {
+def plan_document(plan: Plan) -> dict[str, object]:
+    """The plan as JSON has it; `plan_from` reads it."""
+    return {
         "plan_id": plan.plan_id,
         "now_ms": plan.now_ms,
         "files": list(plan.files),
@@ -79,12 +80,39 @@ def write_plan(fs: FileSystem, folder: str, plan: Plan, *, limits: Limits) -> No
             for topic in plan.topics
         ],
     }
-    data = seal(document, version=VERSION)
+
+
+def plan_from(document: Mapping[str, object], *, file: str, name_of: Callable[[object], str]) -> Plan:
+    """`name_of` checks the name of a staged file. Raises CorruptState."""
+    try:
+        files = tuple(name_of(name) for name in _items(document["files"]))
+        topics = tuple(_topic(entry, file) for entry in _items(document["topics"]))
+        return Plan(
+            str(document["plan_id"]),
+            whole_number(document, "now_ms", file=file),
+            files,
+            topics,
+            app_id=_text_or_none(document.get("app_id")),
+            batch_id=None if document.get("batch_id") is None else whole_number(document, "batch_id", file=file),
+            query_id=_text_or_none(document.get("query_id")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptState(f"malformed plan: {error}", file=file) from None
+
+
+def check_size(data: bytes, limits: Limits) -> bytes:
+    """Raises AppendTooLarge for a plan that nobody would read."""
     if len(data) > limits.side_file_bytes:
         raise AppendTooLarge(
             f"the plan of the batch has {len(data)} bytes; the largest that can be read has {limits.side_file_bytes}",
             hint="Send the batch in fewer files, or to fewer topics and partitions at a time",
         )
+    return data
+
+
+def write_plan(fs: FileSystem, folder: str, plan: Plan, *, limits: Limits) -> None:
+    """Durable, file and folder, when this returns. Raises AppendTooLarge for one that `read_plan` would refuse."""
+    data = check_size(seal(plan_document(plan), version=VERSION), limits)
     replace_file(fs, os.path.join(folder, PLAN_FILE), data)
 
 
@@ -92,20 +120,7 @@ def read_plan(fs: FileSystem, folder: str, *, limits: Limits) -> Plan:
     """Raises FileNotFoundError, CorruptState."""
     path = os.path.join(folder, PLAN_FILE)
     document = read_sealed(fs, path, version=VERSION, limit=limits.side_file_bytes)
-    try:
-        files = tuple(_file_name(name) for name in _items(document["files"]))
-        topics = tuple(_topic(entry, path) for entry in _items(document["topics"]))
-        return Plan(
-            str(document["plan_id"]),
-            whole_number(document, "now_ms", file=path),
-            files,
-            topics,
-            app_id=_text_or_none(document.get("app_id")),
-            batch_id=None if document.get("batch_id") is None else whole_number(document, "batch_id", file=path),
-            query_id=_text_or_none(document.get("query_id")),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptState(f"malformed plan: {error}", file=path) from None
+    return plan_from(document, file=path, name_of=_file_name)
 
 
 def _topic(entry: object, path: str) -> TopicPlan:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
+from typing import Any
 
 import pyarrow as pa
 
 from logstore.commit.apps import AppBatch
-from logstore.commit.committer import Committed, Committer
-from logstore.commit.plan_folder import Staging, disk_full
+from logstore.commit.committer import Committed
+from logstore.commit.driver import Batch, Commits, Encoded, append_batch
 from logstore.commit.staging import EncodeOptions, StagedWriter, TopicTarget
-from logstore.errors import CommitConflict, DuramenError, TopicChanged, is_disk_full
+from logstore.errors import DuramenError
 from logstore.records.record import Record
 
-_ENCODE_TRIES_MAX = 5
+#: so many apps of one process are followed; of others the ledger lacks the times of commit and append
+_APPS_MAX = 1000
 
 
 def append_table(
-    committer: Committer,
+    committer: Commits[Any],
     topic: str,
     table: pa.Table | pa.RecordBatch,
     *,
@@ -30,37 +31,23 @@ def append_table(
     With `app`, a batch that is in the ledger already is not written again. Raises InvalidRecord and its kind,
     UnknownTopic, ReplayMismatch, LockHeld, DiskFull: nothing was changed then. AppendUnfinished: it was committed.
     """
-    for attempt in range(_ENCODE_TRIES_MAX):
-        if app is not None and committer.check_replay(app):
-            committer.finish_replay(app)
-            return Committed("", replayed=True)
-        began = time.monotonic()
-        target = committer.target(topic)
-        staging = Staging(committer.store)
-        try:
-            writer = StagedWriter(
-                committer.store.fs, staging.folder, options=options, now_ms=committer.store.clock.now_ms()
-            )
-            rows_before = 0
-            for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-                if batch.num_rows:
-                    _write(writer, target, batch, rows_before)
-                rows_before += batch.num_rows
-            staged = writer.finish()
-            encode_ms = int((time.monotonic() - began) * 1000)
-            return committer.commit(
-                staging, [staged], {target.id: target}, app=app, timings_ms={"encode": encode_ms}, engine="local"
-            )
-        except (TopicChanged, CommitConflict):  # nothing happened: look again
-            if attempt + 1 == _ENCODE_TRIES_MAX:
-                raise
-        except OSError as error:
-            if is_disk_full(error) and not staging.decided:
-                raise disk_full(error) from error
-            raise
-        finally:
-            staging.close()
-    raise AssertionError("unreachable")
+
+    def encode(staging: Batch) -> Encoded:
+        target, now_ms = committer.target(topic), committer.clock.now_ms()
+        writer = StagedWriter(staging.output(), options=options, now_ms=now_ms)
+        rows_before = 0
+        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+            if batch.num_rows:
+                _write(writer, target, batch, rows_before)
+            rows_before += batch.num_rows
+        return Encoded([writer.finish()], [target])
+
+    name = None if app is None else app.app_id
+    before = committer.told_next.pop(name, {})
+    done = append_batch(committer, encode, app=app, timings_ms=before)
+    if len(committer.told_next) < _APPS_MAX:
+        committer.told_next[name] = done.told_next(before)
+    return done
 
 
 def _write(writer: StagedWriter, target: TopicTarget, batch: pa.RecordBatch, rows_before: int) -> None:

@@ -1,4 +1,4 @@
-"""The redo log: committed batches lie in `staging/` until they were flushed, and what a log lost meanwhile is put back
+"""The redo log: committed batches lie in `staging/` until they were flushed, and what a log lost meanwhile is restored
 from there.
 
 A log may lose unflushed bytes with the power, and also without it: a storage box that restarts, a volume put back to a
@@ -26,6 +26,7 @@ from logstore.errors import BufferLimit, CorruptBatch, CorruptState, DamagedLog,
 from logstore.files import read_whole
 from logstore.ledger import CommitRow, Ledger
 from logstore.partition.appender import tail_of
+from logstore.partition.environment import LastKnown
 from logstore.partition.log import PartitionLog
 from logstore.records.scan import scan_batches
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET
@@ -66,7 +67,7 @@ def committed_plan(store: OpenStore, topic: Topic, row: CommitRow) -> Plan:
             f"the staged files of commit {row.sequence} of topic {topic.name} are gone before they were appended",
             file=folder,
             hint="The store is from an older copy, or was copied while it was written. `duramen recover` takes what "
-            "the logs hold and goes on behind the rest; `duramen set-aside` gives up this batch alone",
+            "the logs hold and continues after the rest; `duramen set-aside` gives up this batch alone",
         ) from None
     mine = plan.topic(topic.id)
     if mine is None or (mine.sequence, mine.base_offsets, mine.end_offsets) != (
@@ -84,7 +85,7 @@ def committed_plan(store: OpenStore, topic: Topic, row: CommitRow) -> Plan:
 def cut_short(store: OpenStore, topic: Topic, numbers: Sequence[int], ends: TopicEnds) -> list[int]:
     """Those of the partitions whose log is shorter than it was left: one read for all, a stat for each.
 
-    A slot that says nothing is no sign of it; whoever needs the end then looks for it.
+    A slot without a tail is not counted as shorter; the next append looks for its end.
     """
     with store.tails(topic) as tails:
         found = tails.read_many(numbers)
@@ -181,7 +182,7 @@ def _read_through(segment: LogSegment, expected: int, end: int, losses: Sequence
             if bool((begins[1:] < behind[1:]).any()):
                 return expected, "offsets do not follow one another"
             expected = int(lasts[-1]) + 1
-            if expected >= end:  # what lies behind was never published
+            if expected >= end:  # what lies after was never published
                 break
     except CorruptBatch as error:
         return expected, error.what
@@ -214,9 +215,8 @@ def restore_partition(
         log = store.open_log(
             topic,
             number,
-            clean=False,
-            recovery_point=recovery_point,
-            keep_offset=recovery_point,  # what lies above is in staging still
+            # What lies above the recovery point is still in staging.
+            LastKnown(False, recovery_point, keep_offset=recovery_point, unsynced_offset=recovery_point),
         )
         try:
             if log.log_end_offset < recovery_point:
@@ -224,7 +224,7 @@ def restore_partition(
                     f"flushed up to {recovery_point}, but the log ends at {log.log_end_offset}",
                     partition=topic.partition(number),
                     offset=log.log_end_offset,
-                    hint="`duramen recover` goes on behind the loss",
+                    hint="`duramen recover` continues after the loss",
                 )
             losses = store.partition_state(topic, number).losses
             sound_end = _dense_end(log, recovery_point, losses)
@@ -247,7 +247,7 @@ def restore_partition(
 
 
 def go_on_at(store: OpenStore, topic: Topic, number: int, losses: tuple[Loss, ...], offset: int) -> PartitionLog:
-    """An empty segment behind what is lost, and the losses written down. The caller holds the partition lock."""
+    """An empty segment after what is lost, and the losses written down. The caller holds the partition lock."""
     directory = store.layout.partition(topic.partition(number))
     file = store.fs.open(os.path.join(directory, file_name(offset, FileKind.LOG)), create=True)
     try:
@@ -258,7 +258,7 @@ def go_on_at(store: OpenStore, topic: Topic, number: int, losses: tuple[Loss, ..
     path = store.layout.partition_state(topic.id, number)
     state = read_state(store.fs, path, limits=store.limits) or PartitionState()
     write_state(store.fs, path, replace(state, losses=(*state.losses, *losses)))
-    return store.open_log(topic, number, clean=True)
+    return store.open_log(topic, number, LastKnown(clean=True))
 
 
 def _dense_end(log: PartitionLog, offset: int, losses: Sequence[Loss]) -> int:

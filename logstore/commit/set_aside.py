@@ -3,7 +3,7 @@ larger than a reader can hold.
 
 What can be read of it is appended at its offsets, so nothing that is still there is given up. The rest is recorded as a
 loss in the partition's state, the log goes on at the committed end, and the staged files are kept in
-`staging/PLAN-aside/`. Nothing does this by itself: somebody has to ask for it.
+`staging/PLAN-aside/`. This never happens by itself: a person has to ask for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from logstore.commit.apply import apply_partition, current_tail
 from logstore.commit.committer import Committer
 from logstore.commit.plan import Plan, TopicPlan
 from logstore.commit.redo import committed_plan, go_on_at
-from logstore.commit.staging import Piece, StagedReader
+from logstore.commit.staged_reader import Piece, StagedReader
 from logstore.directory.state import Loss, PartitionState, write_state
 from logstore.directory.swap import finish_swap
 from logstore.directory.tails import PartitionTail
@@ -32,13 +32,15 @@ from logstore.errors import (
 from logstore.files import File
 from logstore.ledger import CommitRow
 from logstore.partition.appender import Appender, tail_of
+from logstore.partition.environment import LastKnown
 from logstore.records.header import read_header
 from logstore.records.table import COUNT, POSITION, SIZE
 from logstore.segment.batches import Chunk, read_batches
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 
-#: what is wrong with a plan's own bytes; anything else (a lock, a full disk, a damaged log) is no reason to give it up
+#: what is wrong with a plan's own bytes; anything else (a lock, a full disk, a damaged log) does not justify giving it
+#: up
 UNAPPLIABLE = (AppendTooLarge, BufferLimit, CorruptBatch, CorruptState, UnappliablePlan)
 
 
@@ -91,7 +93,7 @@ def set_aside(committer: Committer, topic: Topic, *, dry_run: bool = False) -> S
             return SetAside(topic.name, row.sequence, row.plan_id, reason, losses)
         kept = _keep(store, row.plan_id)
         committer.publish(topic, ends, plan_of(topic, row))
-    committer.flush(topic)  # a plan that is not whole is no redo log
+    committer.flush(topic)  # a plan that is not whole cannot be replayed
     return SetAside(topic.name, row.sequence, row.plan_id, reason, losses, kept)
 
 
@@ -169,26 +171,16 @@ def _append(
     mine = None if plan is None else plan.topic(topic.id)
     if plan is None or mine is None or state.producers:
         losses = _losses(found, base, end, store.clock.now_ms())
-        log = store.open_log(topic, number, clean=False, recovery_point=store.ends(topic).recovery_points[number])
-        log.truncate_to(base)  # an interrupted try may have come further
+        recovery_point = store.ends(topic).recovery_points[number]
+        log = store.open_log(topic, number, LastKnown(False, recovery_point, unsynced_offset=recovery_point))
+        log.truncate_to(base)  # an interrupted append may have got further
         log.close()
         log = go_on_at(store, topic, number, losses, end)
         log.close()
         tail = tail_of(log.segments[-1])
     else:
-        appender = Appender(
-            store.fs,
-            directory,
-            partition=topic.partition(number),
-            config=mine.log_config(),
-            state=state,
-            state_path=path,
-            leader_epoch=known.leader_epoch,
-            tail=known.tail,
-            end_offset=known.end_offset,
-            now_ms=plan.now_ms,
-            limits=store.limits,
-        )
+        place, config = store.layout.place(topic.id, topic.partition(number)), mine.log_config()
+        appender = Appender(store.fs, place, known, state=state, config=config, now_ms=plan.now_ms, limits=store.limits)
         try:
             losses = _losses(found, base, end, store.clock.now_ms(), appender)
             appender.go_on_at(end)  # a log that ends in a gap says where by its last segment
@@ -229,7 +221,7 @@ def _losses(
 def _what_is_left(store: OpenStore, plan: Plan, topic_id: str, number: int) -> Iterator[Chunk | _Gap]:
     """A partition's batches in order, with gaps for those that cannot be appended.
 
-    What a missing file held is not known: the end of the commit tells in sum.
+    What a missing file held is not known: only the total is known, from the end of the commit.
     """
     mine = plan.topic(topic_id)
     assert mine is not None
@@ -239,7 +231,7 @@ def _what_is_left(store: OpenStore, plan: Plan, topic_id: str, number: int) -> I
         try:
             reader = StagedReader(store.fs, path, topic_id=topic_id, limits=store.limits)
         except (FileNotFoundError, CorruptState):
-            return  # how many records it had is not known, so nothing behind it has a known offset
+            return  # how many records it had is not known, so nothing after it has a known offset
         try:
             for piece in reader.pieces(number):
                 for each in _of_piece(reader.file(), piece, store):

@@ -1,6 +1,6 @@
 """Settling a topic: what was committed and not appended, or lost from a log since, is appended and published.
 
-Whoever holds the topic's lease settles it first. Applying a plan twice gives the same bytes.
+Every holder of a topic's lease settles it first. Applying a plan twice gives the same bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Settler(Applier):
     def settle(self, topic: Topic) -> TopicEnds:
         """Finish what others committed and did not append; the caller holds the topic's lease.
 
-        After the machine was started anew, what was not flushed is checked first, and plans are applied again from the
+        After the machine was restarted, what was not flushed is checked first, and plans are applied again from the
         first damage on. Raises DamagedLog when even that does not bring the log to its committed end.
         """
         ends = self._repaired(topic, self.store.ends(topic))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from logstore.commit.staging import StagedReaders
+from logstore.commit.staged_reader import StagedReaders
 from logstore.config import LogConfig
 from logstore.directory.layout import Layout
 from logstore.directory.state import PartitionState, SegmentEntry, read_state
@@ -33,7 +33,7 @@ from logstore.records.table import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSI
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, FileKind, file_name
 from logstore.topics.registry import Topic
 
-#: with fewer partitions the usual way costs no more
+#: with fewer partitions the usual path costs no more
 PARTITIONS_MIN = 16
 #: what is read at once, all partitions together
 _GROUP_BYTES_MAX = 32 << 20
@@ -76,7 +76,7 @@ def append_small(group: Group, staged: StagedReaders) -> dict[int, SmallAppend]:
     data, sizes = gathered
     scan = scan_batches(data)
     if is_damage(scan.code) or scan.next_position != len(data):
-        return {}  # whoever reads it alone says what is wrong, and of which partition
+        return {}  # reading them one by one says what is wrong, and in which partition
     table = scan.table
     if group.config.message_timestamp_type == "LogAppendTime":
         kernels().stamp_append_time(address_of(data), address_of(table), len(table), group.now_ms)
@@ -115,7 +115,7 @@ def _batches(columns: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> l
 def _placed(
     group: Group, number: int, known: PartitionTail, batches: Sequence[Batch], bases: npt.NDArray[np.int64]
 ) -> Tail | None:
-    """The tail behind the batches, whose base offsets are noted; None where a roll or an index entry may be due.
+    """The tail after the batches, whose base offsets are noted; None where a roll or an index entry may be due.
 
     The rules are those of the `place` kernel.
     """
@@ -156,7 +156,7 @@ def _outlives(group: Group, number: int, base_offset: int, first_ms: int, batche
 def _append(
     group: Group, number: int, known: PartitionTail, tail: Tail, data: npt.NDArray[np.uint8]
 ) -> SmallAppend | None:
-    """Write the batches behind the log's end; None, and nothing is changed, where the log is not plain."""
+    """Write the batches after the log's end; None, and nothing is changed, where the log is not plain."""
     fs, before = group.fs, known.tail
     directory = group.layout.partition(group.topic.partition(number))
     path = os.path.join(directory, file_name(before.base_offset, FileKind.LOG))
@@ -179,7 +179,7 @@ def _append(
     else:
         try:
             file = fs.open(path, create=True, exclusive=not state.segments)
-        except FileExistsError:  # the rest of an interrupted try
+        except FileExistsError:  # the rest of an interrupted append
             return None
     try:
         if before.size_bytes:
@@ -218,5 +218,5 @@ def _plain_state(fs: FileSystem, path: str, limits: Limits) -> PartitionState | 
     try:
         state = read_state(fs, path, limits=limits)
     except (CorruptState, OSError):
-        return None  # whatever it is: the usual way says
+        return None  # the usual path reports what is wrong
     return None if state is None or state.swap is not None or state.producers else state

@@ -9,13 +9,10 @@ its summary travels. Until its plan is flushed it is the redo log.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import socket
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,31 +22,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
+from logstore.commit.staged_output import StagedOutput
 from logstore.config import LogConfig
-from logstore.errors import AppendTooLarge, CorruptState, InvalidRecord, InvalidTimestamp, UnappliablePlan, UnknownTopic
-from logstore.files import File, FileSystem
-from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.errors import AppendTooLarge, InvalidRecord, InvalidTimestamp, UnknownTopic
+from logstore.limits import DEFAULT_LIMITS
 from logstore.partition.validation import check_columns, check_rows, check_sizes, codec_level, topic_codec_id
 from logstore.records.arrow import columns_of_batch
 from logstore.records.columns import Columns
 from logstore.records.compression import codec_by_name
 from logstore.records.encoder import BATCH_BYTES, BatchOptions, Encoder
 from logstore.records.encoder import check_columns as check_encodable
-from logstore.records.memory import Memory
 from logstore.records.partitioner import Routed, route
 from logstore.records.table import COUNT, SIZE, BatchTable
-from logstore.segment.batches import Chunk, read_batches
 
-_TRAILER = struct.Struct(">qII8s")
-_MAGIC = b"DSTG0001"
+TRAILER = struct.Struct(">qII8s")
+TRAILER_MAGIC = b"DSTG0001"
 #: encoded batches of a partition are held until they are a piece of this size: each piece is read and appended alone
 _PIECE_BYTES, _PIECE_BYTES_MIN = 2 << 20, 64 << 10
 _HELD_BYTES_MAX = 32 << 20
 #: of topics with more partitions than this, batches are held in one block together
 _BLOCKS_MAX = _HELD_BYTES_MAX // _PIECE_BYTES_MIN
-#: staged files that are open at once while they are read
-_READERS_MAX = 64
-_DROP_BYTES_MIN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +111,18 @@ class PartitionCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """A staged file that is an object: its size and checksum, and its pieces in order."""
+
+    size_bytes: int
+    crc: int
+    #: topic id, partition, size, records
+    pieces: tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StagedFile:
-    """What a task tells of its file."""
+    """What a task reports about its file."""
 
     name: str
     counts: tuple[PartitionCount, ...]
@@ -130,6 +132,8 @@ class StagedFile:
     placed: tuple[str, ...] = ()
     #: rows that went to the dead-letter topic instead
     dead_letters: int = 0
+    #: of an object: what a plan says of it, so that nobody has to look
+    stored: Stored | None = None
 
     @property
     def records(self) -> int:
@@ -139,15 +143,12 @@ class StagedFile:
 class StagedWriter:
     """Writes one staged file. `write` takes rows in order; `finish` makes it durable; `abandon` removes it."""
 
-    def __init__(self, fs: FileSystem, folder: str, *, options: EncodeOptions, now_ms: int) -> None:
-        self._fs = fs
+    def __init__(self, output: StagedOutput, *, options: EncodeOptions, now_ms: int) -> None:
+        self._output = output
         self._options = options
-        #: what stands for the time of rows that have none
+        #: the timestamp of rows that have none
         self.now_ms = now_ms
-        self.name = f"{uuid.uuid4().hex}.batches"
-        self._folder = folder
-        fs.mkdir(folder)
-        self._file = fs.open(os.path.join(folder, self.name), create=True, exclusive=True)
+        self.name = output.name
         self._position = 0
         self._pieces: list[tuple[str, int, int, int, int]] = []  # topic id, partition, position, size, records
         self._held: dict[tuple[str, int], _Held] = {}
@@ -197,10 +198,7 @@ class StagedWriter:
                     codec_id=codec_id,
                     level=codec_level(config, codec_id) if codec_id else None,
                     batch_bytes=min(
-                        self._options.batch_size,
-                        config.max_message_bytes,
-                        config.segment_bytes,
-                        target.batch_bytes_max,
+                        self._options.batch_size, config.max_message_bytes, config.segment_bytes, target.batch_bytes_max
                     ),
                     batch_bytes_max=target.batch_bytes_max,
                     default_timestamp_ms=self.now_ms,
@@ -241,9 +239,8 @@ class StagedWriter:
         shared = self._shared
         assert shared is not None
         if len(shared.block) - shared.used < max(least, self._options.batch_size):
-            begin = self._position
             self._write_shared()
-            self._file.start_writeback(begin, self._position - begin)
+            self._output.hasten()
         if len(shared.block) < least:
             shared.block = np.empty(least, dtype=np.uint8)
         return shared.block[shared.used :]
@@ -252,7 +249,7 @@ class StagedWriter:
         if self._shared is None or not self._shared.used:
             return
         data, pieces = self._shared.sorted()
-        self._file.pwrite(data.data, self._position)
+        self._output.write(data.data)
         for key, size, records in pieces:
             self._pieces.append((*key, self._position, size, records))
             self._position += size
@@ -260,9 +257,8 @@ class StagedWriter:
     def _room(self, key: tuple[str, int], held: _Held, least: int) -> npt.NDArray[np.uint8]:
         """Where the next batches of a partition go; what is held is written out when there is too little."""
         if len(held.block) - held.size < max(least, self._options.batch_size):
-            begin = self._position
             self._write_piece(key, held)
-            self._file.start_writeback(begin, self._position - begin)
+            self._output.hasten()
         if len(held.block) < least:
             held.block = np.empty(least, dtype=np.uint8)
         return held.block[held.size :]
@@ -270,13 +266,13 @@ class StagedWriter:
     def _write_piece(self, key: tuple[str, int], held: _Held) -> None:
         if not held.size:
             return
-        self._file.pwrite(held.block[: held.size].data, self._position)
+        self._output.write(held.block[: held.size].data)
         self._pieces.append((*key, self._position, held.size, held.records))
         self._position += held.size
         held.size = held.records = 0
 
     def finish(self, *, encode_ms: int = 0) -> StagedFile:
-        """What is held, directory, trailer, fsync of the file and its folder."""
+        """What is held, directory and trailer; durable when this returns."""
         for key, held in self._held.items():
             self._write_piece(key, held)
         self._write_shared()
@@ -284,23 +280,26 @@ class StagedWriter:
         numbers = {topic_id: number for number, topic_id in enumerate(topics)}
         pieces = [[numbers[piece[0]], *piece[1:]] for piece in self._pieces]
         directory = json.dumps({"topics": topics, "pieces": pieces}, separators=(",", ":")).encode()
-        trailer = _TRAILER.pack(self._position, len(directory), crc32c(directory), _MAGIC)
-        self._file.pwrite(directory + trailer, self._position)
-        self._file.fsync()
-        self._file.close()
-        self._fs.fsync_dir(self._folder)
+        trailer = TRAILER.pack(self._position, len(directory), crc32c(directory), TRAILER_MAGIC)
+        self._output.write(directory + trailer)
+        checksum = self._output.finish()
         totals: dict[tuple[str, int], list[int]] = {}
         for topic_id, partition, _, size, records in self._pieces:
             total = totals.setdefault((topic_id, partition), [0, 0])
             total[0] += records
             total[1] += size
         counts = tuple(PartitionCount(*key, *total) for key, total in sorted(totals.items()))
-        return StagedFile(self.name, counts, socket.gethostname(), encode_ms, tuple(sorted(self._placed)))
+        stored = None
+        if checksum is not None:
+            size_bytes = self._position + len(directory) + len(trailer)
+            stored = Stored(
+                size_bytes, checksum, tuple((piece[0], piece[1], piece[3], piece[4]) for piece in self._pieces)
+            )
+        placed = tuple(sorted(self._placed))
+        return StagedFile(self.name, counts, socket.gethostname(), encode_ms, placed, stored=stored)
 
     def abandon(self) -> None:
-        self._file.close()
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.unlink(os.path.join(self._folder, self.name))
+        self._output.abandon()
 
 
 def _check_times(rows: pa.RecordBatch, topic: str) -> None:
@@ -363,167 +362,6 @@ def _route(columns: Columns, partitions: int, given: pa.Array | None, sticky: in
         given_valid_bit=given.offset,
         sticky=sticky,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    position: int
-    size_bytes: int
-    records: int
-
-
-class StagedReader:
-    """The pieces of one staged file for one topic. Raises CorruptState when the file is not whole.
-
-    `release` closes the file; the next one who asks for batches opens it again.
-    """
-
-    def __init__(self, fs: FileSystem, path: str, *, topic_id: str, limits: Limits) -> None:
-        self._fs = fs
-        self._path = path
-        self._limits = limits
-        self._file: File | None = fs.open(path)
-        try:
-            self._pieces = self._load(self._file, topic_id)
-            partitions, starts = np.unique(self._pieces[:, 0], return_index=True)
-            # A file may hold nothing of this topic.
-            ends = np.append(starts, len(self._pieces))[1:]
-            self._of = dict(zip(partitions.tolist(), zip(starts.tolist(), ends.tolist(), strict=True), strict=True))
-        except BaseException:
-            self.release()
-            raise
-
-    def _load(self, file: File, topic_id: str) -> npt.NDArray[np.int64]:
-        """Partition, position, size and records of the topic's pieces: by partition, in the order of the rows."""
-        path = self._path
-        size = file.size()
-        trailer = file.pread(_TRAILER.size, max(size - _TRAILER.size, 0))
-        if len(trailer) < _TRAILER.size:
-            raise CorruptState("a staged file without its trailer", file=path)
-        position, length, checksum, magic = _TRAILER.unpack(trailer)
-        if magic != _MAGIC or position < 0 or position + length + _TRAILER.size != size:
-            raise CorruptState("a staged file that is not whole", file=path)
-        directory = file.pread(length, position)
-        if crc32c(directory) != checksum:
-            raise CorruptState("the directory of a staged file is damaged", file=path)
-        document = json.loads(directory)
-        if topic_id not in document["topics"]:
-            return np.empty((0, 4), dtype=np.int64)
-        pieces = np.array(document["pieces"], dtype=np.int64).reshape(-1, 5)
-        mine = pieces[pieces[:, 0] == document["topics"].index(topic_id), 1:5]
-        return mine[np.argsort(mine[:, 0], kind="stable")]
-
-    def file(self) -> File:
-        self._file = self._file or self._fs.open(self._path)
-        return self._file
-
-    def pieces(self, partition: int) -> list[Piece]:
-        """Where the batches of one partition lie, in the order of the rows."""
-        first, last = self._of.get(partition, (0, 0))
-        return [Piece(*numbers) for numbers in self._pieces[first:last, 1:].tolist()]
-
-    def pieces_of(self, partitions: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Of each piece of these partitions: which of them it belongs to, position and size, in their order."""
-        spans = [self._of.get(partition, (0, 0)) for partition in partitions]
-        rows = [np.arange(first, last) for first, last in spans if last > first]
-        if not rows:
-            return np.empty((0, 3), dtype=np.int64)
-        mine = self._pieces[np.concatenate(rows)]
-        counts = [last - first for first, last in spans]
-        return np.column_stack((np.repeat(np.arange(len(spans)), counts), mine[:, 1], mine[:, 2]))
-
-    def chunks(self, partition: int, memory: Memory | None = None) -> Iterator[Chunk]:
-        """The batches of one partition in the order of the rows, checksums verified. Raises CorruptBatch."""
-        memory = memory or Memory()
-        first, last = self._of.get(partition, (0, 0))
-        for _, position, size, _ in self._pieces[first:last].tolist():
-            file = self.file()
-            yield from read_batches(file, position, position + size, limits=self._limits, memory=memory)
-            if size >= _DROP_BYTES_MIN:
-                file.drop_cached(position, size)  # the log that it was copied into takes its place
-
-    def release(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-
-class StagedReaders:
-    """The staged files of a plan in their order, for one topic: opened once, a limited number at a time."""
-
-    def __init__(self, fs: FileSystem, folder: str, names: Sequence[str], *, topic_id: str, limits: Limits) -> None:
-        self._open = [
-            partial(StagedReader, fs, os.path.join(folder, name), topic_id=topic_id, limits=limits) for name in names
-        ]
-        self._readers: list[StagedReader] | None = None
-        self._memory = Memory()
-
-    def __enter__(self) -> StagedReaders:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for reader in self._readers or ():
-            reader.release()
-
-    def chunks(self, partition: int) -> Iterator[Chunk]:
-        """The partition's batches in the order of the rows. Raises CorruptState, CorruptBatch."""
-        readers = self._opened()
-        for reader in readers:
-            yield from reader.chunks(partition, self._memory)
-            if len(readers) > _READERS_MAX:
-                reader.release()
-
-    def gather(self, partitions: Sequence[int], *, bytes_max: int) -> tuple[npt.NDArray[np.uint8], list[int]] | None:
-        """The bytes of several partitions, one after the other, each in the order of the rows, and the size of each.
-
-        Nothing of them is checked. None where they are more than `bytes_max`. Raises CorruptState.
-        """
-        readers = self._opened()
-        pieces = [reader.pieces_of(partitions) for reader in readers]
-        sizes = np.zeros(len(partitions), dtype=np.int64)
-        for found in pieces:
-            np.add.at(sizes, found[:, 0], found[:, 2])
-        if int(sizes.sum()) > bytes_max:
-            return None
-        data = np.empty(int(sizes.sum()), dtype=np.uint8)
-        filled = (np.cumsum(sizes) - sizes).tolist()
-        for reader, found in zip(readers, pieces, strict=True):
-            for run in _runs(found):
-                begin, end = run[0][1], run[-1][1] + run[-1][2]
-                block = np.empty(end - begin, dtype=np.uint8)
-                if reader.file().pread_into(block.data, begin) < len(block):
-                    return None  # whoever reads it alone says what is missing
-                for at, position, size in run:
-                    to = filled[at]
-                    data[to : to + size] = block[position - begin : position - begin + size]
-                    filled[at] = to + size
-            if len(readers) > _READERS_MAX:
-                reader.release()
-        return data, sizes.tolist()
-
-    def _opened(self) -> list[StagedReader]:
-        if self._readers is None:  # not before they are needed: who comes late finds them gone, and nothing to do
-            self._readers = []
-            for make in self._open:
-                try:
-                    self._readers.append(make())
-                except FileNotFoundError as error:
-                    raise UnappliablePlan("a staged file is gone before it was appended", file=error.filename) from None
-                if len(self._open) > _READERS_MAX:
-                    self._readers[-1].release()
-        return self._readers
-
-
-def _runs(pieces: npt.NDArray[np.int64]) -> Iterator[list[tuple[int, int, int]]]:
-    """Pieces that follow one another in their file, together."""
-    run: list[tuple[int, int, int]] = []
-    for at, position, size in pieces.tolist():
-        if run and position != run[-1][1] + run[-1][2]:
-            yield run
-            run = []
-        run.append((at, position, size))
-    if run:
-        yield run
 
 
 def target_named(targets: dict[str, TopicTarget], name: str) -> TopicTarget:

@@ -1,8 +1,8 @@
 """Transactions that came with an imported log and have no end: which there are, and ending them with an ABORT marker.
 
-Nothing of ours writes transactions, so an open one belongs to a producer of the cluster the log came from, which will
-never come back: it holds read_committed readers and compaction at its first offset for ever. What Kafka's
-`kafka-transactions --abort` does is done here: a marker in the producer's name, by the commit path of every append.
+Duramen writes no transactions, so an open one belongs to a producer of the cluster the log came from, which will
+never come back: it holds read_committed readers and compaction at its first offset forever. This does what Kafka's
+`kafka-transactions --abort` does: a marker in the producer's name, by the commit path of every append.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from logstore.commit.committer import Committer
+from logstore.commit.driver import Encoded, append_batch
 from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.commit.writing import writing
 from logstore.directory.ends import TopicEnds
-from logstore.errors import CommitConflict, TopicChanged, UnknownTransaction
+from logstore.errors import UnknownTransaction
 from logstore.partition.producer_state import ProducerState
 from logstore.records.control import encode_marker
 from logstore.topic import TopicPartition
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
-
-_TRIES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class AbortedNow:
-    """A marker that was written, and where read_committed readers get to since."""
+class AbortMarker:
+    """A marker that was written, and where read_committed readers stop now."""
 
     transaction: OpenTransaction
     marker_offset: int
@@ -61,60 +60,50 @@ def find_transaction(store: OpenStore, topic_name: str, number: int, producer_id
     return _named(open_transactions(store, topic, number), partition, producer_id)
 
 
-def abort_transaction(store: OpenStore, topic_name: str, number: int, producer_id: int) -> AbortedNow:
+def abort_transaction(store: OpenStore, topic_name: str, number: int, producer_id: int) -> AbortMarker:
     """End a producer's transaction in one partition. Raises UnknownTopic, UnknownTransaction, LockHeld, DiskFull:
     nothing was changed then. AppendUnfinished: the marker is committed, and the next writer appends it.
     """
-    committer = Committer(store)
-    for attempt in range(_TRIES_MAX):
-        found = find_transaction(store, topic_name, number, producer_id)
-        target = committer.target(topic_name)
-        staging = Staging(store)
-        try:
-            now_ms = store.clock.now_ms()
-            writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(), now_ms=now_ms)
-            writer.write_batch(target, number, _marker(found, now_ms))
-            stable = _StableBehind(store, found)
-            done = committer.commit(
-                staging, [writer.finish()], {target.id: target}, engine="local", stable_offsets=stable
-            )
-            plan = done.topics[topic_name]
-            return AbortedNow(found, plan.base_offsets[number], plan.stable_offsets[number])
-        except (TopicChanged, CommitConflict):  # nothing happened: look again
-            if attempt + 1 == _TRIES_MAX:
-                raise
-        finally:
-            staging.close()
-    raise AssertionError("unreachable")
+    ending = _Ending(Committer(store), topic_name, number, producer_id)
+    done = append_batch(ending.committer, ending.encode, stable_offsets=ending.stable_offsets)
+    assert ending.transaction is not None
+    plan = done.topics[topic_name]
+    return AbortMarker(ending.transaction, plan.base_offsets[number], plan.stable_offsets[number])
 
 
-class _StableBehind:
-    """Where the log is stable once the marker is in; asked under the topic's lease, so nobody ends another one."""
+@dataclass(slots=True)
+class _Ending:
+    """A marker being committed: the transaction it ends, and the last stable offset after it."""
 
-    def __init__(self, store: OpenStore, transaction: OpenTransaction) -> None:
-        self._store = store
-        self._transaction = transaction
+    committer: Committer
+    topic: str
+    number: int
+    producer_id: int
+    transaction: OpenTransaction | None = None
 
-    def __call__(self, topic: Topic, ends: TopicEnds) -> dict[int, int]:
-        number = self._transaction.partition.partition
-        states = _states(self._store, topic, number, ends)
-        found = [_of(self._transaction.partition, state) for state in states]
-        _same(found, self._transaction)
-        others = [each.first_offset for each in found if each.producer_id != self._transaction.producer_id]
+    def encode(self, staging: Staging) -> Encoded:
+        store = self.committer.store
+        self.transaction = find_transaction(store, self.topic, self.number, self.producer_id)
+        target, now_ms = self.committer.target(self.topic), store.clock.now_ms()
+        writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=now_ms)
+        writer.write_batch(target, self.number, _marker(self.transaction, now_ms))
+        return Encoded([writer.finish()], [target])
+
+    def stable_offsets(self, topic: Topic, ends: TopicEnds) -> dict[int, int]:
+        """Called under the topic's lease, so that no other transaction ends meanwhile."""
+        assert self.transaction is not None
+        store, number = self.committer.store, self.number
+        found = [_of(self.transaction.partition, state) for state in _states(store, topic, number, ends)]
+        _same(found, self.transaction)
+        others = [each.first_offset for each in found if each.producer_id != self.producer_id]
         stable = min(others, default=ends.high_watermarks[number] + 1)
-        return {number: max(stable, self._store.partition_state(topic, number).log_start_offset)}
+        return {number: max(stable, store.partition_state(topic, number).log_start_offset)}
 
 
 def _states(store: OpenStore, topic: Topic, number: int, ends: TopicEnds) -> Sequence[ProducerState]:
     """The caller holds the lease, and the topic is settled."""
     with store.locks.partition(topic.id, number, what=f"abort a transaction of {topic.name}-{number}"):
-        log = store.open_log(
-            topic,
-            number,
-            clean=store.closed_cleanly(topic, number, ends),
-            recovery_point=ends.recovery_points[number],
-            high_watermark=ends.high_watermarks[number],
-        )
+        log = store.open_log(topic, number, store.last_known(topic, number, ends))
         try:
             return log.open_transactions
         finally:
@@ -155,7 +144,7 @@ def _same(found: Sequence[OpenTransaction], transaction: OpenTransaction) -> Non
 
 
 def _marker(transaction: OpenTransaction, now_ms: int) -> bytes:
-    """In the producer's own epoch, as Kafka's tool sends it; a coordinator that never spoke has epoch 0."""
+    """In the producer's own epoch, as Kafka's tool sends it; a coordinator that wrote no marker has epoch 0."""
     return encode_marker(
         commit=False,
         producer_id=transaction.producer_id,

@@ -31,15 +31,8 @@ def writing(
         _settle_unpublished(store, topic, number)
         held.enter_context(store.locks.partition(topic.id, number, what=what))
         ends = store.ends(topic)
-        store.partition_state(topic, number)  # log start and more are in it: a lost one is not made up here
-        log = store.open_log(
-            topic,
-            number,
-            clean=store.closed_cleanly(topic, number, ends),
-            recovery_point=ends.recovery_points[number],
-            high_watermark=ends.high_watermarks[number],
-            clock=clock,
-        )
+        store.partition_state(topic, number)  # it holds the log start and more: a lost one is not invented here
+        log = store.open_log(topic, number, store.last_known(topic, number, ends), clock=clock)
         try:
             _meet_high_watermark(store, log, topic, ends.high_watermarks[number])
             yield log
@@ -71,7 +64,7 @@ def _meet_high_watermark(store: OpenStore, log: PartitionLog, topic: Topic, high
             f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
             partition=log.partition,
             offset=log.log_end_offset,
-            hint="`duramen recover` goes on behind the loss.",
+            hint="`duramen recover` continues after the loss.",
         )
     store.cut_unpublished(log, topic, high_watermark)
 

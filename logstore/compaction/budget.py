@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from logstore.cleaner.versions import Order
+from logstore.cleaner.work import PassWork
 from logstore.config import Source
+from logstore.records.offset_map import MapSettings
 from logstore.topics.opened import OpenStore
 
 
@@ -16,7 +19,7 @@ class Budget:
     load_factor: float = 0.9
     bytes_per_second: float = float("inf")
     algorithm: str = "siphash"
-    #: so many have as much at the same time
+    #: this many passes have as much at the same time
     passes: int = 1
 
     def divided(self, passes: int) -> Budget:
@@ -34,7 +37,7 @@ class MapAdvice:
 
     #: log.cleaner.dedupe.buffer.size
     buffer_bytes: int
-    #: log.cleaner.threads; None: even one would have too little
+    #: log.cleaner.threads; None: even one thread would have too little
     threads: int | None
 
     def __str__(self) -> str:
@@ -66,3 +69,16 @@ def budget_of(store: OpenStore) -> Budget:
         config.log_cleaner_io_max_bytes_per_second,
         config.duramen_cleaner_hash,
     )
+
+
+def map_settings(budget: Budget, order: Order) -> MapSettings:
+    """The offset map of a pass, whose records go by `order`."""
+    return MapSettings(
+        budget.map_bytes, budget.load_factor, budget.algorithm, order=order.kind, header=order.header.encode()
+    )
+
+
+def with_budget(work: PassWork, budget: Budget) -> PassWork:
+    """The work with what one of several passes at once may take."""
+    settings = replace(work.map_settings, buffer_bytes=budget.map_bytes)
+    return replace(work, map_settings=settings, bytes_per_second=budget.bytes_per_second)

@@ -12,40 +12,30 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 
 from logstore.cleaner.filter import ABORTED, TOMBSTONE
 from logstore.cleaner.versions import Order
-from logstore.commit.staging import StagedReader
-from logstore.compaction.planning import KIND, PartitionPlan, failures_of, plan_partition, still_set_aside
+from logstore.commit.staged_reader import StagedReader
+from logstore.compaction.failures import KIND, set_aside_now
+from logstore.compaction.key_scan import Found, Hit, KeyScan
+from logstore.compaction.planning import PartitionPlan, PlanOptions, plan_partition
 from logstore.config import LogConfig
 from logstore.directory.locks import FileLock
 from logstore.directory.state import PartitionState
 from logstore.errors import DuramenError
-from logstore.files import File, read_whole
+from logstore.files import read_whole
 from logstore.ledger import RunRow
 from logstore.ledger.rows import DONE
 from logstore.partition.quarantine import QUARANTINE
-from logstore.records.columns import DecodedColumns
-from logstore.records.decoder import Decoder
 from logstore.records.partitioner import partition_for_key
-from logstore.records.table import ATTRIBUTES, BASE_TIMESTAMP, DELETE_HORIZON_BIT, LAST_OFFSET, MAGIC, SKIP
 from logstore.restore.lookup import latest_in_partition
-from logstore.segment.batches import Chunk, read_batches
 from logstore.segment.names import FileKind, Transient, parse_file_name
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 
-SEGMENT, DELETED, LEFTOVER, STAGING, RUN, QUARANTINED = (
-    "segment",
-    "deleted",
-    "leftover",
-    "staging",
-    "run",
-    "quarantine",
-)
+SEGMENT, DELETED, LEFTOVER = "segment", "deleted", "leftover"
+STAGING, RUN, QUARANTINED = "staging", "run", "quarantine"
 _LOOKS_MAX = 20
 _OWNER_BYTES_MAX = 4096
 
@@ -66,6 +56,22 @@ class Place:
     goes_ms: int | None = None
     unreadable: bool = False
 
+    def document(self) -> dict[str, object]:
+        """The place as JSON, as commands and the console show it."""
+        first, last = self.offsets or (None, None)
+        return {
+            "kind": self.kind,
+            "file": self.file,
+            "partition": self.partition,
+            "records": self.records,
+            "first_offset": first,
+            "last_offset": last,
+            "holds": self.holds,
+            "goes": self.goes,
+            "goes_ms": self.goes_ms,
+            "unreadable": self.unreadable,
+        }
+
 
 @dataclass(slots=True)
 class Erasure:
@@ -80,23 +86,6 @@ class Erasure:
     @property
     def erased(self) -> bool:
         return not self.places
-
-
-@dataclass(frozen=True, slots=True)
-class _Hit:
-    key: int
-    offset: int
-    tombstone: bool
-    horizon_ms: int | None
-
-
-@dataclass(slots=True)
-class _Found:
-    """One file's hits."""
-
-    hits: list[_Hit] = field(default_factory=list)
-    last_offset: int = -1
-    unreadable: str | None = None
 
 
 def find_keys(
@@ -122,14 +111,13 @@ class _Search:
         self._store = store
         self._fs = store.fs
         self._topic = topic
-        self._keys = [np.frombuffer(key, dtype=np.uint8) for key in keys]
+        self._keys = keys
+        self._scan = KeyScan(keys, store.limits, progress)
         self._now_ms = now_ms
-        self._progress = progress
         self._config = store.log_config(topic)
         self._ledger = store.ledger() if store.has_ledger else None
-        self._failures = {} if self._ledger is None else failures_of(store, self._ledger)
+        self._planning = PlanOptions(now_ms, failures=set_aside_now(store, now_ms), flushed=True)
         self._found = [Erasure(key) for key in keys]
-        self._decoder = Decoder(limits=store.limits, headers=False)
 
     # --- the log ----------------------------------------------------------------------------------------------------
 
@@ -138,12 +126,12 @@ class _Search:
         directory = self._store.layout.partition(self._topic.partition(number))
         if not self._fs.exists(directory):
             return
-        files: dict[str, _Found] = {}
+        files: dict[str, Found] = {}
         for _ in range(_LOOKS_MAX):
             generation = self._store.partition_state(self._topic, number).generation
             with contextlib.suppress(FileNotFoundError):
                 files = {
-                    name: self._scan(os.path.join(directory, name))
+                    name: self._scan.file(self._fs, os.path.join(directory, name))
                     for name in sorted(self._fs.listdir(directory))
                     if (parsed := parse_file_name(name)) is not None and parsed.kind is FileKind.LOG
                 }
@@ -152,16 +140,9 @@ class _Search:
         self._judge_partition(number, directory, files)
         self._quarantine(number, os.path.join(directory, QUARANTINE))
 
-    def _judge_partition(self, number: int, directory: str, files: dict[str, _Found]) -> None:
+    def _judge_partition(self, number: int, directory: str, files: dict[str, Found]) -> None:
         state = self._store.partition_state(self._topic, number)
-        plan = plan_partition(
-            self._store,
-            self._topic,
-            number,
-            now_ms=self._now_ms,
-            failures=still_set_aside(self._failures, self._now_ms),
-            flushed=True,
-        )
+        plan = plan_partition(self._store, self._topic, number, self._planning)
         listed = {entry.base_offset: entry for entry in state.segments}
         high_watermark = self._store.high_watermark(self._topic, number)
         latest = [-1] * len(self._keys)
@@ -175,7 +156,7 @@ class _Search:
             # The last record need not be the key's value: it may be aborted, or older by its version.
             for at, key in enumerate(self._keys):
                 if latest[at] >= 0:
-                    record = latest_in_partition(self._store, self._topic, number, key.tobytes())
+                    record = latest_in_partition(self._store, self._topic, number, key)
                     latest[at] = -1 if record is None else record.offset
         for name, found in files.items():
             parsed = parse_file_name(name)
@@ -193,7 +174,7 @@ class _Search:
                     found.unreadable = None  # the end of an append under way, which staging has too
                 self._add_segment(path, number, found, latest, state, plan, active)
             else:
-                self._add(LEFTOVER, path, number, found, "taken away by the next compaction, or by `duramen recover`")
+                self._add(LEFTOVER, path, number, found, "removed by the next compaction, or by `duramen recover`")
 
     def _ctime_ms(self, path: str) -> int | None:
         try:
@@ -205,7 +186,7 @@ class _Search:
         self,
         path: str,
         number: int,
-        found: _Found,
+        found: Found,
         latest: Sequence[int],
         state: PartitionState,
         plan: PartitionPlan,
@@ -218,7 +199,7 @@ class _Search:
             # The record that counts leaves last; it need not be the last in the file.
             last = max(hits, key=lambda hit: (hit.offset == latest[key], hit.offset))
             superseded = sum(hit.offset != latest[key] for hit in hits)
-            parts = [f"{superseded} superseded"] if superseded else []
+            parts = [f"{superseded} superseded record{'s' * (superseded > 1)}"] if superseded else []
             if last.offset == latest[key]:
                 parts.append("its tombstone" if last.tombstone else "its value")
             goes, goes_ms = _leaves(self._config, plan, state, last, last.offset == latest[key], active, self._now_ms)
@@ -230,13 +211,17 @@ class _Search:
             if ".log" in os.path.basename(path):
                 folder = os.path.dirname(path)
                 self._add(
-                    QUARANTINED, path, number, self._scan(path), f"never by itself: look at it, then remove {folder}"
+                    QUARANTINED,
+                    path,
+                    number,
+                    self._scan.file(self._fs, path),
+                    f"never by itself: look at it, then remove {folder}",
                 )
 
     # --- staging ----------------------------------------------------------------------------------------------------
 
     def staging(self) -> None:
-        """Plans and runs of this topic, and all else that lies there."""
+        """Plans and runs of this topic, and everything else in `staging/`."""
         for name in sorted(self._fs.listdir(self._store.layout.staging)):
             path = os.path.join(self._store.layout.staging, name)
             owner, _, kind = name.partition("-")
@@ -263,13 +248,11 @@ class _Search:
             try:
                 reader = StagedReader(self._fs, path, topic_id=self._topic.id, limits=self._store.limits)
             except DuramenError as error:
-                self._add(STAGING, path, None, _Found(unreadable=str(error)), goes)
+                self._add(STAGING, path, None, Found(unreadable=str(error)), goes)
                 continue
             try:
                 for number in range(self._topic.partitions):
-                    found = _Found()
-                    self._read(reader.chunks(number), found)
-                    self._add(STAGING, path, number, found, goes)
+                    self._add(STAGING, path, number, self._scan.chunks(reader.chunks(number)), goes)
             finally:
                 reader.release()
 
@@ -289,7 +272,7 @@ class _Search:
         for path in self._walk(folder):
             if ".log" in os.path.basename(path):
                 number = None if partition is None else int(partition.rpartition("-")[2])
-                self._add(RUN, path, number, self._scan(path), goes)
+                self._add(RUN, path, number, self._scan.file(self._fs, path), goes)
 
     def _run_of(self, owner: str) -> str | None:
         """The partition a run's folder is for; None when it does not say."""
@@ -302,7 +285,7 @@ class _Search:
         goes = "never by itself: look at it, then remove it" if kind == "stray" else "with the next `duramen retain`"
         for path in self._walk(folder):
             if ".log" in os.path.basename(path):
-                self._add(LEFTOVER, path, None, self._scan(path), goes)
+                self._add(LEFTOVER, path, None, self._scan.file(self._fs, path), goes)
 
     def _walk(self, folder: str) -> Iterator[str]:
         try:
@@ -315,50 +298,17 @@ class _Search:
         for name in names:
             yield from self._walk(os.path.join(folder, name))
 
-    # --- one file ---------------------------------------------------------------------------------------------------
-
-    def _scan(self, path: str) -> _Found:
-        """Raises FileNotFoundError."""
-        found = _Found()
-        file: File = self._fs.open(path)
-        try:
-            size = file.size()
-            self._read(read_batches(file, 0, size, limits=self._store.limits, verify_crc=False), found)
-            self._progress(size)
-        finally:
-            file.close()
-        return found
-
-    def _read(self, chunks: Iterator[Chunk], found: _Found) -> None:
-        try:
-            for chunk in chunks:
-                table = chunk.table
-                table[:, SKIP] = 0
-                for columns in self._decoder.columns(chunk.data, table, file=chunk.file, base_position=chunk.position):
-                    for key, wanted in enumerate(self._keys):
-                        for row in _rows_with(columns, wanted).tolist():
-                            offset = int(columns.offsets[row])
-                            batch = table[int(np.searchsorted(table[:, LAST_OFFSET], offset))]
-                            horizon = (
-                                int(batch[BASE_TIMESTAMP])
-                                if batch[MAGIC] == 2 and int(batch[ATTRIBUTES]) & DELETE_HORIZON_BIT
-                                else None
-                            )
-                            found.hits.append(_Hit(key, offset, not columns.values.valid[row], horizon))
-                found.last_offset = int(table[-1, LAST_OFFSET])
-        except DuramenError as error:
-            found.unreadable = str(error)
-
     # --- the answer -------------------------------------------------------------------------------------------------
 
     def _add(
-        self, kind: str, path: str, number: int | None, found: _Found, goes: str, goes_ms: int | None = None
+        self, kind: str, path: str, number: int | None, found: Found, goes: str, goes_ms: int | None = None
     ) -> None:
         for key in range(len(self._keys)):
             hits = [hit for hit in found.hits if hit.key == key]
             if hits:
                 tombstones = sum(hit.tombstone for hit in hits)
-                holds = f"{len(hits) - tombstones} values, {tombstones} tombstones"
+                counts = ((len(hits) - tombstones, "value"), (tombstones, "tombstone"))
+                holds = ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in counts if count)
                 self._place(kind, path, number, key, hits, holds, goes, goes_ms)
         self._add_unreadable(kind, path, number, found, goes, goes_ms)
 
@@ -368,7 +318,7 @@ class _Search:
         path: str,
         number: int | None,
         key: int,
-        hits: Sequence[_Hit],
+        hits: Sequence[Hit],
         holds: str,
         goes: str,
         goes_ms: int | None,
@@ -378,7 +328,7 @@ class _Search:
         self._found[key].places.append(place)
 
     def _add_unreadable(
-        self, kind: str, path: str, number: int | None, found: _Found, goes: str, goes_ms: int | None = None
+        self, kind: str, path: str, number: int | None, found: Found, goes: str, goes_ms: int | None = None
     ) -> None:
         if found.unreadable is not None:
             holds = f"cannot be read, so it may hold it: {found.unreadable}"
@@ -395,7 +345,7 @@ class _Search:
             numbers = (
                 [partition_for_key(erasure.key, topic.partitions)] if topic.keyed else list(range(topic.partitions))
             )
-            for run in runs:  # oldest first: the last that took a key for good is the one that must have done it
+            for run in runs:  # oldest first: the last run that removed keys for good must have removed it
                 mine = run.kind == KIND and run.topic_id == topic.id and run.partition in numbers
                 if mine and run.result == DONE and (run.removed.get(TOMBSTONE) or run.removed.get(ABORTED)):
                     erasure.removed_by = run
@@ -406,27 +356,8 @@ class _Search:
         return self._found
 
 
-def _rows_with(columns: DecodedColumns, wanted: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Rows with exactly this key, compared a byte of all candidates at a time, from the end: keys differ there."""
-    offsets = columns.keys.offsets
-    rows = np.nonzero((np.diff(offsets) == len(wanted)) & (columns.keys.valid != 0))[0]
-    starts = offsets[rows].astype(np.int64)
-    for at in range(len(wanted) - 1, -1, -1):
-        if not len(rows):
-            break
-        same = columns.keys.data[starts + at] == wanted[at]
-        rows, starts = rows[same], starts[same]
-    return rows
-
-
 def _leaves(
-    config: LogConfig,
-    plan: PartitionPlan,
-    state: PartitionState,
-    last: _Hit,
-    is_latest: bool,
-    active: bool,
-    now_ms: int,
+    config: LogConfig, plan: PartitionPlan, state: PartitionState, last: Hit, is_latest: bool, active: bool, now_ms: int
 ) -> tuple[str, int | None]:
     """When the newest of a file's records of the key leaves the log."""
     if last.offset < state.log_start_offset:

@@ -8,14 +8,17 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from logstore.cleaner.cleaner import Engine, run_pass
+from logstore.cleaner.cleaner import run_pass
+from logstore.cleaner.engine import Engine
 from logstore.cleaner.filter import LastRecord
 from logstore.cleaner.transactions import find_transactions
-from logstore.cleaner.work import Cleaned, PassReport
+from logstore.cleaner.work import Cleaned, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.commit.writing import writing
-from logstore.compaction.budget import Budget, map_advice
-from logstore.compaction.planning import KIND, PartitionPlan, SetAside, _work, plan_partition
+from logstore.compaction.budget import Budget, map_advice, with_budget
+from logstore.compaction.failures import KIND
+from logstore.compaction.partition_view import PartitionView
+from logstore.compaction.planning import PartitionPlan, PlanOptions, plan_partition
 from logstore.compaction.receipts import Run, Skip, finished_row, plan_details
 from logstore.compaction.run_folders import remove_run_folder, run_folder
 from logstore.compaction.segment_counts import SegmentCounts
@@ -36,60 +39,55 @@ class Context:
     ledger: Ledger
     engine: Callable[[PartitionPlan], Engine]
     engine_name: str
-    now_ms: int
+    planning: PlanOptions
     budget: Budget
     run_name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    force: bool = False
     roll_active: bool = False
-    threads: int = 1
     #: whether several threads or tasks work at one pass, where its log allows it
     in_parallel: bool = False
-    job_bytes: int = 0
     airflow_run_id: str | None = None
-    #: where the counts of segments go; each pass writes its own without
+    #: where the counts of segments go; without it each pass writes its own
     counts: SegmentCounts | None = None
-    failures: Mapping[tuple[str, int], SetAside] = field(default_factory=dict)
     stopping: Callable[[], bool] = lambda: False
     started: Callable[[PartitionPlan], None] = lambda _: None
     swapped: Callable[[PartitionPlan, Cleaned], None] = lambda _plan, _group: None
 
 
-def compact_partition(context: Context, topic: Topic, number: int) -> Run:
-    """One pass over one partition, if it is due; never raises what is the partition's own fault, but records it."""
+def compact_partition(context: Context, plan: PartitionPlan) -> Run:
+    """One pass over one partition, if it is due; errors of the partition itself are recorded, not raised.
+
+    The plan was made without a lock. Under the lock it is used as it is, unless the log or its settings changed.
+    """
     store = context.store
-    what = f"compact {topic.name}-{number}"
+    topic = store.topic(plan.topic)
+    what = f"compact {plan.name}"
     try:
-        with store.locks.maintenance(topic.id, number, what=what, wait_ms=0):
+        with store.locks.maintenance(topic.id, plan.partition, what=what, wait_ms=0):
             store.check_exists(topic)
-            return _compact_locked(context, topic, number, what)
+            return _compact_locked(context, topic, plan, what)
     except LockHeld as error:
         why = f"another process is at work on it: {error.what}"
-        return Run(_plan(context, topic, number), SKIPPED, why, skip=Skip.TAKEN)
+        return Run(plan, SKIPPED, why, skip=Skip.TAKEN)
 
 
-def _plan(context: Context, topic: Topic, number: int) -> PartitionPlan:
-    return plan_partition(
-        context.store,
-        topic,
-        number,
-        now_ms=context.now_ms,
-        force=context.force,
-        failures={} if context.force else context.failures,
-        threads=context.threads,
-        job_bytes=context.job_bytes,
-        free_bytes=context.store.free_bytes(),
-    )
-
-
-def _compact_locked(context: Context, topic: Topic, number: int, what: str) -> Run:
+def _current(context: Context, topic: Topic, plan: PartitionPlan) -> PartitionPlan:
+    """The plan, made again where it no longer holds; with the room there is on the disk now."""
     store = context.store
+    options = replace(context.planning, free_bytes=store.free_bytes())
+    if plan.holds(PartitionView.of(store, topic, plan.partition)):
+        return plan.with_room(options)
+    return plan_partition(store, topic, plan.partition, options)
+
+
+def _compact_locked(context: Context, topic: Topic, plan: PartitionPlan, what: str) -> Run:
+    store, number = context.store, plan.partition
     with store.locks.partition(topic.id, number, what=what):
         finish_swap_of(store, topic, number)
-    plan = _plan(context, topic, number)
+    plan = _current(context, topic, plan)
     rolled = False
     if plan.compacted and not plan.paused and plan.set_aside is None and (plan.rolls_active or context.roll_active):
         rolled = roll(store, topic, number, what=what)
-        plan = _plan(context, topic, number)
+        plan = _current(context, topic, plan)
     if plan.cleanable.due is None or not plan.is_due:
         return Run(plan, SKIPPED, plan.why, rolled=rolled, skip=Skip.NOT_DUE)
     if context.stopping():
@@ -112,7 +110,7 @@ def _compact_locked(context: Context, topic: Topic, number: int, what: str) -> R
     context.ledger.record_run(row)
     began = time.monotonic()
     try:
-        report = _pass(context, topic, number, plan, what)
+        report = _pass(context, topic, plan, what)
     except (DuramenError, OSError) as error:
         failed = error if isinstance(error, DuramenError) else _as_ours(error)
         stopped = isinstance(failed, CleaningAborted)
@@ -141,8 +139,20 @@ def _as_ours(error: OSError) -> DuramenError:
     return RetriableError(f"{type(error).__name__}: {error}", file=error.filename)
 
 
-def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what: str) -> PassReport:
-    store = context.store
+def _work(context: Context, topic: Topic, plan: PartitionPlan, what: str) -> PassWork:
+    """The planned work with its share of the budget and its producers' last records."""
+    store, number, now_ms = context.store, plan.partition, context.planning.now_ms
+    producers: Mapping[int, LastRecord] = {}
+    if store.partition_state(topic, number).producers:
+        producers = producers_of(store, topic, number, now_ms, what)
+    view, work = PartitionView.of(store, topic, number), plan.work
+    if work is None or not plan.holds(view):  # opening the log may have repaired it
+        work = view.work(plan.cleanable, now_ms=now_ms, budget=context.budget)
+    return replace(with_budget(work, context.budget), last_records=producers)
+
+
+def _pass(context: Context, topic: Topic, plan: PartitionPlan, what: str) -> PassReport:
+    store, number = context.store, plan.partition
     free = store.free_bytes()
     if free is not None and plan.extra_bytes > free:
         raise DiskFull(
@@ -150,12 +160,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
             partition=topic.partition(number),
             hint="Nothing was touched; make room, or lower segment.bytes",
         )
-    config = store.log_config(topic)
-    producers: Mapping[int, LastRecord] = {}
-    if store.partition_state(topic, number).producers:
-        producers = producers_of(store, topic, number, context.now_ms, what)
-    state = store.partition_state(topic, number)
-    work = _work(store, topic, number, state, config, plan.cleanable, context.now_ms, context.budget, producers)
+    work = _work(context, topic, plan, what)
     folder, owner = run_folder(store, topic.partition(number), what)
     try:
         if work.has_transactions and context.in_parallel:
@@ -181,7 +186,7 @@ def _pass(context: Context, topic: Topic, number: int, plan: PartitionPlan, what
             report.map_buffer_wanted, report.map_threads_wanted = advice.buffer_bytes, advice.threads
         return report
     finally:
-        remove_run_folder(folder)
+        remove_run_folder(store.fs, folder)
         owner.release()
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from dataclasses import replace
 
 import pyarrow.compute as pc
 
-from logstore.compaction.planning import KIND
+from logstore.compaction.failures import KIND
 from logstore.directory.locks import FileLock
+from logstore.directory.trees import remove_tree
 from logstore.errors import LockHeld
+from logstore.files import FileSystem
 from logstore.ledger import Ledger
 from logstore.ledger.rows import ABANDONED, RUNNING
 from logstore.topic import TopicPartition
@@ -21,7 +22,7 @@ _OWNER_FILE = "owner"
 
 
 def run_folder(store: OpenStore, partition: TopicPartition, what: str) -> tuple[str, FileLock]:
-    """A folder for one pass, locked before it has its name: whoever sweeps never takes it for a killed run's."""
+    """A folder for one pass, locked before it has its name, so that a sweep never takes it for a killed run's."""
     draft, folder = store.layout.work("draft"), store.layout.work("run")
     store.fs.mkdir(draft)
     owner = FileLock(store.fs, os.path.join(draft, _OWNER_FILE))
@@ -31,8 +32,10 @@ def run_folder(store: OpenStore, partition: TopicPartition, what: str) -> tuple[
     return folder, owner
 
 
-def remove_run_folder(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def remove_run_folder(fs: FileSystem, folder: str) -> None:
+    """What cannot be removed now is removed by the next sweep."""
+    with contextlib.suppress(OSError):
+        remove_tree(fs, folder)
 
 
 def sweep_runs(store: OpenStore) -> list[str]:
@@ -45,14 +48,14 @@ def sweep_runs(store: OpenStore) -> list[str]:
         lock = FileLock(store.fs, os.path.join(folder, _OWNER_FILE))
         with contextlib.suppress(FileNotFoundError):
             if lock.try_acquire():
-                remove_run_folder(folder)
+                remove_run_folder(store.fs, folder)
                 lock.release()
                 removed.append(name)
     return removed
 
 
 def abandon_runs(ledger: Ledger, store: OpenStore) -> list[str]:
-    """Close the rows of runs that were killed: what they left undone is planned anew. Returns their ids."""
+    """Close the rows of runs that were killed: what they left undone is planned again. Returns their ids."""
     closed = []
     for run in ledger.unfinished_runs(KIND, RUNNING):
         if run.topic_id is None or run.partition is None:

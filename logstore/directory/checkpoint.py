@@ -11,7 +11,6 @@ numbers mean for a log.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from logstore.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX, Limits
 from logstore.topic import TopicPartition, check_topic_name, format_uuid, parse_uuid
 
 OFFSET_CHECKPOINT_VERSION = 0
-#: What one parsed entry is reckoned to take in memory, so that a file within `side_file_bytes` stays within it parsed.
+#: What one parsed entry is assumed to take in memory, so that a file within `side_file_bytes` stays within it parsed.
 ENTRY_MEMORY_BYTES = 256
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -33,7 +32,7 @@ _BLANKS = re.compile(r"[ \t\x0b\f]+")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a text file, with where it stands for the error that may be made of it."""
+    """One line of a text file, with its place, for error messages."""
 
     file: str
     number: int
@@ -122,7 +121,7 @@ def read_frame(
             raise line.corrupt(f"{len(parts)} fields where {fields} belong: {_shown(line.text)}")
         yield line, parts
     if count != expected:
-        raise head.corrupt(f"{expected} entries announced, {count} there")
+        raise head.corrupt(f"{expected} entries announced, {count} found")
 
 
 def write_frame(fs: FileSystem, path: str, *, version: int, entries: Iterable[str]) -> None:
@@ -150,7 +149,7 @@ def read_offset_checkpoint(fs: FileSystem, path: str, *, limits: Limits = DEFAUL
             raise line.corrupt(error.what) from error
         key = TopicPartition(topic, line.integer(partition, "partition", 0, INT32_MAX))
         if key in offsets:
-            raise line.corrupt(f"{key} is there twice")
+            raise line.corrupt(f"{key} is listed twice")
         offsets[key] = line.integer(offset, "offset", 0, INT64_MAX)
     return offsets
 
@@ -376,33 +375,6 @@ def _unescaped(line: Line, text: str) -> str:
 
 
 # --- .kafka_cleanshutdown ----------------------------------------------------------------------------------------
-
-#: Larger ones are not read for their epoch; their existence still counts.
-_CLEAN_SHUTDOWN_BYTES_MAX = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class CleanShutdown:
-    """The marker of a clean stop; `broker_epoch` is None when the content does not tell."""
-
-    broker_epoch: int | None
-
-
-def read_clean_shutdown(fs: FileSystem, path: str) -> CleanShutdown | None:
-    """The marker, None when it is absent (the stop was unclean). Never refuses its content: only existence matters."""
-    try:
-        data = _read(fs, path, _CLEAN_SHUTDOWN_BYTES_MAX)
-    except CorruptCheckpoint:
-        return CleanShutdown(None)
-    if data is None:
-        return None
-    try:
-        content = json.loads(data)
-        epoch = content["brokerEpoch"] if content["version"] == 0 else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return CleanShutdown(None)
-    known = type(epoch) is int and -1 <= epoch <= INT64_MAX
-    return CleanShutdown(epoch if known else None)
 
 
 def write_clean_shutdown(fs: FileSystem, path: str, broker_epoch: int = -1) -> None:

@@ -1,7 +1,7 @@
 """Removal of segment files in two steps: out of sight at once, off the disk after a delay.
 
 Readers that hold a file, or are about to open it by name, finish in the meantime. The delay counts from the rename
-(the file's change time), so whoever comes next can finish what a killed process began.
+(the file's change time), so the next process can finish what a killed one began.
 """
 
 from __future__ import annotations

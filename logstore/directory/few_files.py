@@ -1,6 +1,6 @@
 """Files that are opened when they are used: a log of ten thousand segments needs no more descriptors than a short one.
 
-A `FileSystem` in front of another. What it opens counts as open; the descriptor behind it may be closed when others
+A `FileSystem` in front of another. What it opens counts as open; its descriptor may be closed when others
 are needed more, and is opened again by its path. So it is for those who keep names in place while they work: the
 writer of a partition, under the partition's lock.
 """
@@ -36,7 +36,7 @@ class FewFiles:
             return reopened
 
     def use(self, file: _Reopened) -> File:
-        """The open file behind it; the caller holds the lock while it works with it."""
+        """The open file itself; the caller holds the lock while it works with it."""
         found = self._opened.get(file)
         if found is None:
             found = self._fs.open(file.path, writable=file.writable)

@@ -19,7 +19,7 @@ class StoreReport:
 
     findings: list[Finding] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
-    #: what nobody can know any more
+    #: what cannot be known any more
     lost: list[str] = field(default_factory=list)
 
     @property

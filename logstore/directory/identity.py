@@ -1,4 +1,4 @@
-"""The store's identity as a log directory of Kafka: `logs/meta.properties`, which brokers and their tools ask for."""
+"""The store's identity as a log directory of Kafka: `logs/meta.properties`, which brokers and their tools read."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from logstore.topic import TopicPartition, check_topic_name, parse_uuid
 #: a directory whose name is not topic-N makes a broker refuse to start, and print this name
 BROKER_GUARD = "use.duramen.export"
 
-#: A short suffix: with the temporary one behind it, the longest topic name still fits a file name of 255 bytes. There
+#: A short suffix: with the temporary one after it, the longest topic name still fits a file name of 255 bytes. There
 #: has to be one, or the temporary file of topic `a` would be the file of topic `a.tmp`.
 TOPIC_SUFFIX = ".t"
 
-#: everything a store may hold at its top
+#: everything a store may hold at its top level
 TOP_NAMES = frozenset(
     {
         "logs",
@@ -27,6 +27,7 @@ TOP_NAMES = frozenset(
         "staging",
         "topics",
         "locks",
+        "history",
         "version",
         "version.tmp",
         "duramen.toml",
@@ -35,6 +36,15 @@ TOP_NAMES = frozenset(
         "unfinished",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlace:
+    """Where the files of a partition are, and its segment list."""
+
+    directory: str
+    partition: TopicPartition
+    state_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +77,12 @@ class Layout:
 
     @property
     def unfinished(self) -> str:
-        """There while a copy is being made: it is no store yet."""
+        """Exists while a copy is being made: it is not a store yet."""
         return os.path.join(self.root, "unfinished")
 
     @property
     def origin(self) -> str:
-        """In a backup: of what it is a copy, when it was taken, and since when it is written to."""
+        """In a backup: the store it is a copy of, when it was taken, and since when it has been written to."""
         return os.path.join(self.root, "origin")
 
     @property
@@ -107,8 +117,15 @@ class Layout:
     def partition_state(self, topic_id: str, partition: int) -> str:
         return os.path.join(self.topic_state(topic_id), str(partition))
 
+    def place(self, topic_id: str, partition: TopicPartition) -> PartitionPlace:
+        return PartitionPlace(self.partition(partition), partition, self.partition_state(topic_id, partition.partition))
+
     def tails(self, topic_id: str) -> str:
         return os.path.join(self.topic_state(topic_id), "tails")
+
+    def history(self, topic_id: str | None) -> str:
+        """How the topic grew, or the store as a whole."""
+        return os.path.join(self.root if topic_id is None else self.topic_state(topic_id), "history")
 
     def plan(self, plan_id: str) -> str:
         """The folder of a plan's staged files."""
@@ -121,11 +138,11 @@ class Layout:
         return os.path.join(self.root, "ledger")
 
     def work(self, purpose: str) -> str:
-        """A new place under `staging/`, on the same file system, for what is renamed into place later, or removed."""
+        """A new place under `staging/`, on the same file system, for what is later renamed into place, or removed."""
         return os.path.join(self.staging, f"{uuid.uuid4().hex}-{purpose}")
 
 
 @functools.lru_cache(maxsize=4096)
 def _checked_id(topic_id: str) -> str:
-    parse_uuid(topic_id)  # ids come from files: never a path of somebody else's making
+    parse_uuid(topic_id)  # ids come from files: never a path
     return topic_id

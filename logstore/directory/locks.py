@@ -3,15 +3,17 @@ Those of partitions are ranges of one file (`ranges`), those of topics (leases) 
 descriptor for each of them.
 
 Classic fcntl locks do not exclude threads and vanish when any descriptor of the file is closed; these belong to one
-open file and exclude everybody else's, threads and JVMs included. Whoever holds one exclusively writes its name into
-the file, so that a waiter can say whom it waits for. Take them after any fork; they are released explicitly, because a
-forked child shares the open file. This module decides the order in which locks may be taken, never what they protect.
+open file and exclude every other open file, those of other threads and of JVMs included. Whoever holds one exclusively
+writes its name into the file, so that a waiter can name it. Take them after any fork; they are released
+explicitly, because a forked child shares the open file. This module decides the order in which locks may be taken,
+never what they protect.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import socket
@@ -27,14 +29,12 @@ from logstore.directory.layout import Layout
 from logstore.directory.ranges import PARTITIONS_ROOM
 from logstore.errors import LockHeld, StoreInUse
 from logstore.files import File, FileSystem, make_directory
-from logstore.ofd import FLOCK, same_file, set_lock
+from logstore.ofd import FLOCK, same_file, set_lock, wait_for
 from logstore.segment.names import LOCK
 
 DEFAULT_WAIT_MS = 30_000
 
 _HOLDER_BYTES_MAX = 4096
-_PAUSE_S_MIN = 0.001
-_PAUSE_S_MAX = 0.05
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class FileLock:
         return self._file is not None
 
     def try_acquire(self) -> bool:
-        """Take it if nobody stands against it."""
+        """Take it if no other lock conflicts."""
         if self._file is not None:
             raise RuntimeError(f"{self.path} is locked by this object already")
         file = self._fs.open(self.path, create=True) if self._create else self._fs.open(self.path)
@@ -85,7 +85,7 @@ class FileLock:
             if not set_lock(file.fileno(), fcntl.F_WRLCK if self.exclusive else fcntl.F_RDLCK):
                 return False
             if not same_file(file.fileno(), self.path):
-                return False  # removed with its topic while we opened it: the lock is on a ghost
+                return False  # removed with its topic while we opened it: the lock is on a deleted file
             self._file, file = file, None  # type: ignore[assignment]
             return True
         finally:
@@ -93,19 +93,11 @@ class FileLock:
                 file.close()
 
     def acquire(self, wait_ms: int) -> bool:
-        """Take it within `wait_ms`; False when somebody held it all the time."""
-        deadline = time.monotonic() + wait_ms / 1000
-        pause = _PAUSE_S_MIN
-        while not self.try_acquire():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, _PAUSE_S_MAX)
-        return True
+        """Take it within `wait_ms`; False when it was held all that time."""
+        return wait_for(self.try_acquire, time.monotonic() + wait_ms / 1000)
 
     def release(self) -> None:
-        """Give it back; fine when it is not held."""
+        """Release it; fine when it is not held."""
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -244,7 +236,7 @@ class StoreLocks:
         return os.path.join(self._layout.locks, f"ends-{topic_id}")
 
     def forget_topic(self, topic_id: str) -> None:
-        """Remove the lock files of a deleted topic; whoever waits on one notices."""
+        """Remove the lock files of a deleted topic; a process that waits on one notices."""
         for name in self._fs.listdir(self._layout.locks):
             kind, dash, rest = name.partition("-")
             # An older release had a file a partition.
@@ -270,7 +262,8 @@ class StoreLocks:
         with contextlib.ExitStack() as held:
             for first, count in runs:
                 start = ranges.position(topic_id, area, first)
-                opened = self._wait_for(file, start, count, deadline)
+                take = functools.partial(file.take, start, count)
+                opened = wait_for(functools.partial(self.with_folder, take), deadline)
                 if opened is None:
                     taken = first + file.blocked_at(start, count) - start
                     who = ranges.holder(self._fs, path, taken)
@@ -285,18 +278,8 @@ class StoreLocks:
             ranges.sign(self._fs, path, None if partitions is None else runs, _note(self._clock, what))
             yield
 
-    def _wait_for(self, file: ranges.Ranges, start: int, count: int, deadline: float) -> ranges.OpenFile | None:
-        pause = _PAUSE_S_MIN
-        while (opened := self.with_folder(lambda: file.take(start, count))) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, _PAUSE_S_MAX)
-        return opened
-
     def with_folder(self, take: Callable[[], T]) -> T:
-        """Take a lock; somebody may have removed the folder of the lock files, which is made again then."""
+        """Take a lock; if the folder of the lock files was removed, make it again."""
         try:
             return take()
         except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""Where a store is from: a backup says of what it is a copy and when it was taken; its first commit says since when it
-is written to, which makes it a restored store.
+"""Where a store is from: a backup records which store it is a copy of and when it was taken; its first commit records
+since when it is written to, which makes it a restored store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Origin:
 
 
 def read_origin(fs: FileSystem, layout: Layout) -> Origin | None:
-    """None for a store that is no copy. Raises CorruptState."""
+    """None for a store that is not a copy. Raises CorruptState."""
     path = layout.origin
     try:
         document = read_sealed(fs, path, version=VERSION, limit=DEFAULT_LIMITS.side_file_bytes)
@@ -49,7 +49,7 @@ def write_origin(fs: FileSystem, layout: Layout, origin: Origin) -> None:
 
 
 def note_restored(fs: FileSystem, layout: Layout, *, now_ms: int) -> None:
-    """A copy is written to from now on; nothing happens to a store that is no copy, or was noted before."""
+    """Note that a copy is written to from now on; does nothing for a store that is not a copy, or was noted before."""
     try:
         origin = read_origin(fs, layout) if fs.exists(layout.origin) else None
     except CorruptState:

@@ -14,7 +14,7 @@ from logstore.directory.locks import FileLock
 from logstore.errors import UnsuitableFileSystem
 from logstore.files import FileSystem, replace_file
 
-#: what a file system says that lacks something; other errors, of a full or a failing disk, say nothing about it
+#: errors of a file system that lacks something; others, of a full or a failing disk, say nothing about it
 _CANNOT = (
     errno.EPERM,  # hard links
     errno.EINVAL,

@@ -1,6 +1,6 @@
 """Kafka's four checkpoint files as a projection of the store's state, for tools that look for them.
 
-Nothing of ours reads them back; `state/` is the truth. Written as whole files under the checkpoint lock.
+Duramen never reads them back; `state/` is the truth. Written as whole files under the checkpoint lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PartitionFacts:
     #: base of the oldest segment; the log start is written only where it is above it
     first_base_offset: int = 0
     first_dirty_offset: int = 0
-    #: whether the cleaner has to do with it at all
+    #: whether the topic is compacted
     compacted: bool = True
 
 
@@ -52,7 +52,7 @@ def checkpoint_entries(facts: Iterable[PartitionFacts]) -> dict[str, dict[TopicP
 
 
 def write_checkpoints(fs: FileSystem, directory: str, entries: dict[str, dict[TopicPartition, int]]) -> None:
-    """Only those that say something new are written."""
+    """Only files whose content changes are written."""
     for name, offsets in entries.items():
         path = os.path.join(directory, name)
         if not _says(fs, path, offsets):

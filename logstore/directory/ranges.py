@@ -25,7 +25,7 @@ from logstore.ofd import FLOCK, same_file, set_lock
 PARTITIONS_ROOM = 1 << 17
 _TOPIC_BITS, _AREA_BITS = 42, 20
 _NOTE_BYTES = 512
-#: the slot of whoever holds all partitions; that of a partition is behind it
+#: the slot of whoever holds all partitions; the partitions' own slots follow
 _ALL = 0
 
 
@@ -58,7 +58,7 @@ class OpenFile:
     def __init__(self, file: File) -> None:
         self.file = file
         self.held: list[tuple[int, int]] = []  # start and end of each range, in order
-        self.mutex = threading.Lock()  # a hold may end in another thread than its own
+        self.mutex = threading.Lock()  # a lock may be released by another thread than the one that took it
         self.pid = os.getpid()
 
     def has_part_of(self, start: int, end: int) -> bool:
@@ -84,7 +84,7 @@ class Ranges:
         self._mine = threading.local()
 
     def take(self, start: int, length: int) -> OpenFile | None:
-        """Lock the range if nobody stands against it; None when somebody does. Release it with the same numbers."""
+        """Lock the range if no other lock conflicts, else None. Release it with the same numbers."""
         opened: OpenFile | None = self._mine.__dict__.get("opened")
         if opened is None or not opened.held or opened.pid != os.getpid():
             opened = OpenFile(self._fs.open(self.path, create=True))
@@ -104,7 +104,7 @@ class Ranges:
         return opened if got else None
 
     def blocked_at(self, start: int, length: int) -> int:
-        """The first byte of the range that somebody else holds; `start` when nobody does any more."""
+        """The first byte of the range that another open file holds; `start` when none does any more."""
         file = self._fs.open(self.path, create=True)
         try:
             asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
@@ -127,7 +127,7 @@ def sign(fs: FileSystem, path: str, runs: Iterable[tuple[int, int]] | None, note
 
 
 def holder(fs: FileSystem, path: str, partition: int) -> str:
-    """Who holds the partition, in words: whoever signed last, for it or for all."""
+    """Who holds the partition, in words: the last to sign, for it or for all."""
     notes = []
     with contextlib.suppress(OSError):
         file = fs.open(path)

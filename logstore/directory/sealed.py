@@ -1,4 +1,4 @@
-"""Small JSON documents that know when they are damaged: one line of JSON, one line with its CRC-32C.
+"""Small JSON documents whose damage is noticed: one line of JSON, one line with its CRC-32C.
 
     {"version":1,...}\\n
     crc32c 0a1b2c3d\\n

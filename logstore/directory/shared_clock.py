@@ -9,8 +9,8 @@ and one that is wrong by days must neither delete what should stay nor write rec
   how long the machine was up. A clock that has since moved ahead of the uptime by more than an hour is not believed for
   a day; until then time goes on from where it was. One that was set back is believed at once: that deletes nothing.
 
-A `ManualClock` is somebody's explicit word, and is left alone. No lock protects the file: a sighting that is lost costs
-a look, nothing else.
+A `ManualClock` was given on purpose, and is left alone. No lock protects the file: a lost sighting costs one more look
+at the file system's clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _STUMBLE_MS = 1_000
 _BOOTS_MAX = 16
 _FILE_BYTES = 4096
 _READS = 3
-#: who may not write the file, or finds no room for it, goes by its own time; another error says nothing about the file
+#: a process that may not write the file, or finds no room for it, uses its own time; other errors say nothing about the
+#: file
 _CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
 
 
@@ -45,7 +46,7 @@ class Sighting:
 
     up_ms: int
     now_ms: int
-    #: uptime at which the present doubt began
+    #: uptime when the clock was first not believed
     doubted_up_ms: int | None = None
 
 
@@ -151,7 +152,7 @@ class SharedClock:
             return read_whole(self._fs, self._path, limit=_FILE_BYTES)
         except OSError as error:
             if error.errno == errno.EFBIG:
-                return b""  # nonsense: the next write cuts it
+                return b""  # too long: the next write cuts it
             raise
 
     def _write(self, document: dict[str, list[int | None]]) -> int:
@@ -167,9 +168,9 @@ class SharedClock:
 
 
 def shared_clock(fs: FileSystem, locks: str, clock: Clock, boot_id: str) -> Clock:
-    """The clock a store goes by."""
+    """The clock of a store."""
     return clock if isinstance(clock, ManualClock) else SharedClock(fs, os.path.join(locks, "clock"), clock, boot_id)
 
 
-def doubt_of(clock: Clock) -> str | None:
+def clock_warning(clock: Clock) -> str | None:
     return clock.doubt if isinstance(clock, SharedClock) else None

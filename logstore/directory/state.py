@@ -1,9 +1,9 @@
 """The partition's state file: its segment list, and the few facts that no `.log` file holds.
 
 Readers of other processes go by this list, never by a directory listing, which can miss a segment while files are
-swapped. The file is replaced as a whole, durably, by whoever holds the partition; a damaged one is a typed error, and
-recovery rebuilds the list from the directory. One line of JSON behind one line with version, checksum, and
-whose list it is (a topic's id and the partition):
+swapped. The file is replaced as a whole, durably, by the holder of the partition lock; a damaged one is a typed error,
+and recovery rebuilds the list from the directory. One line of JSON after one line with version, checksum, and whose
+list it is (a topic's id and the partition):
 
     duramen-partition-state 1 crc32c=89abcdef of=7cYhnYw2RPyQkXyUvPzQ1A/0
     {"generation": 7, "log_start_offset": 0, "segments": [[base, size, largest timestamp], …], …}
@@ -44,7 +44,7 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class SwapNote:
-    """A replacement under way: once noted, it is finished by whoever comes next."""
+    """A replacement under way: once noted, the next writer finishes it."""
 
     new_bases: tuple[int, ...]
     old_bases: tuple[int, ...]
@@ -72,7 +72,7 @@ class PartitionState:
     swap: SwapNote | None = None
     #: whether idempotent or transactional producers are known; their state must be kept then
     producers: bool = True
-    #: no recovery point above this may be believed: what was cut off since may have been written anew
+    #: no recovery point above this may be believed: offsets cut off since may have been written again
     recovery_point_max: int | None = None
     #: whether the last writer closed the log, everything on disk
     closed: bool = False
@@ -149,7 +149,7 @@ def owner_of(path: str) -> str | None:
 
 
 def encode_state(state: PartitionState, owner: str | None = None) -> bytes:
-    """With `owner`, it is known for damage where it turns up in the place of another."""
+    """With `owner`, it is recognised as damage when it turns up in the place of another."""
     body = {
         "generation": state.generation,
         "log_start_offset": state.log_start_offset,
@@ -208,7 +208,7 @@ def _parse(text: bytes) -> PartitionState:
 
 @functools.lru_cache(maxsize=128)
 def _parse_known(text: bytes) -> PartitionState:
-    """Lists of partitions that nobody has written to since they were made are the same: parsed once."""
+    """Lists of partitions that were never written to are the same: parsed once."""
     return _parse(text)
 
 
@@ -270,7 +270,7 @@ def _natural(value: object) -> int:
 
 
 def segments_max(limits: Limits) -> int:
-    """How many segments a state file lists at most; beyond that nobody would read it."""
+    """How many segments a state file lists at most; a longer file would not be read."""
     return limits.side_file_bytes // _MEMORY_FACTOR // _ENTRY_BYTES_MAX
 
 

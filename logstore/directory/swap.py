@@ -1,4 +1,4 @@
-"""Replacement of segments by others, in an order that every crash can be finished from or undone.
+"""Replacement of segments by others, in an order in which every crash can be finished or undone.
 
 swap note in the state file, with how far the log is thinned → outputs moved in as `.cleaned` (complete, synced) →
 directory synced → `.swap`, highest base first → directory synced → old files to `.deleted` → `.swap` to plain →
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from logstore.directory.deletion import mark_deleted
 from logstore.directory.state import PartitionState, SegmentEntry, SwapNote, write_state
@@ -35,49 +35,49 @@ def replace_segments(fs: FileSystem, directory: str, new_bases: Sequence[int], o
     _drop_snapshots(fs, directory, new_bases, old_bases)
 
 
-def swap_in(
-    fs: FileSystem,
-    directory: str,
-    state_path: str,
-    state: PartitionState,
-    *,
-    folder: str,
-    new: Sequence[SegmentEntry],
-    old_bases: Sequence[int],
-    dropped_tombstones: int = 0,
-    thinned_offset: int | None = None,
-) -> PartitionState:
-    """Put the outputs `new` in `folder` in place of neighbouring segments; returns the state it wrote.
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Segments that are ready in `folder` and the neighbours they replace."""
 
-    `thinned_offset` is the end of the pass's map where the output lacks records of its sources; None: it has them all.
+    folder: str
+    new: Sequence[SegmentEntry]
+    old_bases: Sequence[int]
+    dropped_tombstones: int = 0
+    #: the end of the pass's map where the outputs lack records of their sources; None: they have them all
+    thinned_offset: int | None = None
 
-    The caller holds the partition lock and has read `state` under it. Raises SegmentsChanged when the list does not
-    name exactly these segments any more; then nothing was touched.
+
+def swap_in(fs: FileSystem, directory: str, state_path: str, state: PartitionState, swap: Swap) -> PartitionState:
+    """Put the new segments in the place of the old ones; returns the state it wrote.
+
+    The caller holds the partition lock and has read `state` under it. Raises SegmentsChanged when the list no longer
+    names exactly these segments; then nothing was touched.
     """
+    new, old_bases = swap.new, swap.old_bases
     assert state.swap is None
     bases = [entry.base_offset for entry in state.segments]
     if old_bases[0] not in bases:
-        raise SegmentsChanged(f"segment {old_bases[0]} is not there any more", file=directory)
+        raise SegmentsChanged(f"segment {old_bases[0]} is gone", file=directory)
     at = bases.index(old_bases[0])
     if bases[at : at + len(old_bases)] != list(old_bases) or at + len(old_bases) >= len(bases):
         raise SegmentsChanged(f"segments {list(old_bases)} are not neighbours, or the last is active", file=directory)
     assert new[0].base_offset == old_bases[0], "they cover the same offsets"
     note = SwapNote(tuple(entry.base_offset for entry in new), tuple(old_bases))
-    if thinned_offset is not None:  # on disk before any file changes: a restore of the past must not miss it
-        state = state.thinned(new[0].base_offset, thinned_offset)
+    if swap.thinned_offset is not None:  # on disk before any file changes: a restore of the past must not miss it
+        state = state.thinned(new[0].base_offset, swap.thinned_offset)
     write_state(fs, state_path, replace(state, generation=state.generation + 1, swap=note))
     for entry in new:
         for kind in SEGMENT_KINDS:
             name = file_name(entry.base_offset, kind, Transient.CLEANED)
-            if fs.exists(os.path.join(folder, name)):
-                fs.rename(os.path.join(folder, name), os.path.join(directory, name))
+            if fs.exists(os.path.join(swap.folder, name)):
+                fs.rename(os.path.join(swap.folder, name), os.path.join(directory, name))
     fs.fsync_dir(directory)
     replace_segments(fs, directory, note.new_bases, note.old_bases)
     done = replace(
         state,
         generation=state.generation + 2,
         segments=(*state.segments[:at], *new, *state.segments[at + len(old_bases) :]),
-        dropped_tombstones=state.dropped_tombstones + dropped_tombstones,
+        dropped_tombstones=state.dropped_tombstones + swap.dropped_tombstones,
         swap=None,
     )
     write_state(fs, state_path, done)
@@ -110,7 +110,7 @@ def finish_swap(fs: FileSystem, directory: str, state_path: str, state: Partitio
         state,
         generation=state.generation + 1,
         segments=_listed(fs, directory, state, note),
-        dropped_tombstones=state.dropped_tombstones + 1,  # some may have gone; that it moved is what counts
+        dropped_tombstones=state.dropped_tombstones + 1,  # some may be gone; it only matters that the count changed
         swap=None,
         next_horizon_ms=None,
     )
@@ -119,7 +119,7 @@ def finish_swap(fs: FileSystem, directory: str, state_path: str, state: Partitio
 
 
 def _listed(fs: FileSystem, directory: str, state: PartitionState, note: SwapNote) -> tuple[SegmentEntry, ...]:
-    """The list with what of the replacement is there now."""
+    """The list with those segments of the replacement that exist now."""
     concerned = set(note.new_bases) | set(note.old_bases)
     entries = [entry for entry in state.segments if entry.base_offset not in concerned]
     for base in concerned:

@@ -1,8 +1,10 @@
 """Where the logs of a topic end, exactly, and which commit ended each: one file a topic, one slot a partition.
 
-A slot is written after each append, under the partition lock, and never synced: it only saves looking. It is believed
-as long as the machine that wrote it has not been started again; after that an older one may be back. A slot that was
-never written, or is torn, says nothing, and whoever needs the end looks for it.
+A slot is written after each append, under the partition lock, and not synced: it only saves looking. It names the boot
+of the host whose memory may hold bytes of the log that are not on disk yet, and is believed on that host, until it is
+started again; after that an older one may be back. A task that appends by the order of a driver on another host syncs
+bytes and slot, and writes the slot in the driver's name. A slot that was never written, or is torn, says nothing, and
+whoever needs the end looks for it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from logstore.directory.ranges import runs_of
 from logstore.directory.tail import Tail
 from logstore.files import File, FileSystem
 
-#: magic, sequence, end offset, the seven numbers of a tail, leader epoch, boot id; a CRC-32C of all that behind it
+#: magic, sequence, end offset, the seven numbers of a tail, leader epoch, boot id; a CRC-32C of all that after it
 _SLOT = struct.Struct(">4sqq7qi40s")
 _CRC = struct.Struct(">I")
 _MAGIC = b"DTL1"
@@ -43,8 +45,11 @@ class PartitionTail:
 
     @property
     def is_current(self) -> bool:
-        """Whether it was written since the machine was started."""
-        return bool(self.boot_id) and self.boot_id == boot_id()
+        """Whether it is of this host, written since it was started."""
+        return self.is_of(boot_id())
+
+    def is_of(self, boot: str) -> bool:
+        return bool(boot) and self.boot_id == boot
 
 
 @functools.lru_cache(maxsize=1)
@@ -53,6 +58,11 @@ def boot_id() -> str:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
+
+
+def is_here(boot: str) -> bool:
+    """Whether that boot is this host's; of one that is not known nothing is."""
+    return bool(boot) and boot == boot_id()
 
 
 def encode_tail(tail: PartitionTail) -> bytes:
@@ -157,12 +167,19 @@ class TopicTails:
             file.pwrite(slots, first * SLOT_BYTES)
             at += count
 
-    def forget(self, number: int) -> None:
-        """Make the next append look for the log's end itself."""
-        if self.read(number) is not None:
+    def sync(self) -> None:
+        """Have what was written here on disk."""
+        if self._file is not None:
+            self._file.fsync()
+
+    def forget(self, number: int) -> PartitionTail | None:
+        """Make the next append look for the log's end itself; returns what the slot said."""
+        known = self.read(number)
+        if known is not None:
             file = self._opened(writable=True)
             assert file is not None
             file.pwrite(bytes(SLOT_BYTES), number * SLOT_BYTES)
+        return known
 
     def _opened(self, *, writable: bool) -> File | None:
         if self._file is None or writable > self._writable:

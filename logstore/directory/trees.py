@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
-from logstore.files import FileSystem, copy_bytes
+from logstore.copying import copy_bytes
+from logstore.files import FileSystem
 
 
 def remove_tree(fs: FileSystem, path: str) -> None:
@@ -32,9 +34,17 @@ def is_directory(fs: FileSystem, path: str) -> bool:
     return True
 
 
-def copy_file(fs: FileSystem, source: str, target: str, *, size_bytes: int | None = None) -> int:
+def copy_file(
+    fs: FileSystem,
+    source: str,
+    target: str,
+    *,
+    size_bytes: int | None = None,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> int:
     """A durable copy of the file, or of its first `size_bytes`, with its mtime; returns the bytes copied.
 
+    `progress` is told the bytes copied since last time.
     The mtime matters: it stands for the largest timestamp of a segment whose records have none.
     """
     mtime_ms = fs.stat(source).mtime_ms
@@ -42,7 +52,7 @@ def copy_file(fs: FileSystem, source: str, target: str, *, size_bytes: int | Non
     try:
         writer = fs.open(target, create=True, exclusive=True)
         try:
-            done = copy_bytes(reader, writer, reader.size() if size_bytes is None else size_bytes)
+            done = copy_bytes(reader, writer, reader.size() if size_bytes is None else size_bytes, progress)
             writer.fsync()
         finally:
             writer.close()

@@ -1,9 +1,9 @@
 """A mark that an fsync failed. The system may have dropped the pages and called them clean, so that the next fsync
 succeeds and proves nothing.
 
-While a partition has the mark, its recovery point does not move and its redo log stays. Whoever opens the log next
-checks what lies above the recovery point, writes those bytes again (which makes the pages dirty again), and only the
-fsync after that is believed. The mark is a file beside the state file. Where even that cannot be written, this process
+While a partition has the mark, its recovery point does not move and its redo log stays. The next to open the log checks
+what lies above the recovery point, writes those bytes again (which makes the pages dirty again), and only the fsync
+after that is believed. The mark is a file beside the state file. Where even that cannot be written, this process
 remembers it.
 """
 
@@ -20,7 +20,7 @@ _REMEMBERED: set[str] = set()
 
 
 def mark_unsynced(fs: FileSystem, state_path: str, reason: str) -> None:
-    """Never raises: the caller has the error that matters."""
+    """Never raises: the caller is already raising the error that matters."""
     _REMEMBERED.add(state_path)
     with contextlib.suppress(OSError):
         replace_file(fs, state_path + _SUFFIX, reason.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The ledger's gate: many may read and commit at once, one alone may tidy up or repair.
+"""The ledger's gate: many may read and commit at once; clean-up and repair need it exclusively.
 
 Two bytes of one file, locked by open-file-description locks. Whoever passes locks the first byte shared for a moment
 and the second one shared while it works; whoever wants to be alone locks the first one, so that nobody new comes in,
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from logstore.errors import LockHeld, ReadOnlyStore
 from logstore.files import FileSystem
-from logstore.ofd import set_lock
+from logstore.ofd import set_lock, wait_for
 
 PASS_WAIT_MS = 30_000
 
@@ -30,7 +30,7 @@ class Gate:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[bool]:
-        """Among others. Raises LockHeld when somebody is alone for longer than PASS_WAIT_MS.
+        """Shared with others. Raises LockHeld when it is held exclusively for longer than PASS_WAIT_MS.
 
         Where nothing can be written, the lock is taken on a file opened for reading. Gives False where there is no such
         file: then nothing keeps files in place.
@@ -46,7 +46,7 @@ class Gate:
 
     @contextlib.contextmanager
     def alone(self, wait_ms: int = PASS_WAIT_MS) -> Iterator[None]:
-        """With nobody else inside; raises LockHeld after `wait_ms`."""
+        """Exclusively; raises LockHeld after `wait_ms`."""
         with self._open() as fd:
             self._take(fd, _DOOR, fcntl.F_WRLCK, wait_ms)
             self._take(fd, _ROOM, fcntl.F_WRLCK, wait_ms)
@@ -75,11 +75,9 @@ class Gate:
 
     def _take(self, fd: int, byte: int, kind: int, wait_ms: int) -> None:
         deadline = time.monotonic() + wait_ms / 1000
-        while not set_lock(fd, kind, byte, 1):
-            if time.monotonic() >= deadline:
-                raise LockHeld(
-                    f"the ledger was in use for longer than {wait_ms} ms",
-                    file=self.path,
-                    hint="A process that is stopped inside a commit or a clean-up holds it; `lslocks` shows which.",
-                )
-            time.sleep(_PAUSE_S)
+        if not wait_for(lambda: set_lock(fd, kind, byte, 1), deadline, pause_s_max=_PAUSE_S):
+            raise LockHeld(
+                f"the ledger was in use for longer than {wait_ms} ms",
+                file=self.path,
+                hint="A process that is stopped inside a commit or a clean-up holds it; `lslocks` shows which.",
+            )

@@ -9,6 +9,7 @@ lease. Replay and fencing look at the transaction log alone. The ledger never lo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import CommitConflict, DuramenError, InvalidCommit, LedgerError
 from logstore.files import OS_FILES, FileSystem
 from logstore.ledger import receipts
+from logstore.ledger.data_file import DataFile, empty_table
+from logstore.ledger.delta_log import RECOVER
 from logstore.ledger.rows import (
     COMMITS,
     DETAILS_CHARS_MAX,
@@ -40,16 +43,16 @@ from logstore.ledger.rows import (
     commit_rows,
     run_row,
 )
-from logstore.ledger.table import RECOVER, Change, DataFile, LedgerTable
+from logstore.ledger.table import Change, LedgerTable
 
 #: names of the application transactions: APP + app_id -> batch id, TOPIC + topic id -> sequence
 APP, TOPIC = "app:", "topic:"
 #: COUNTED + app_id -> batch id, with every commit since empty batches are committed too: up to there none is missing
 COUNTED = "counted:"
-#: when commits were lost of which nobody can say whose they were: an app that is not known may not be new
+#: when commits of unknown apps were lost: an app that is not known may not be new
 APPS_LOST = "apps-lost"
 
-#: so many runs are recorded between two looks at how many there are
+#: runs recorded between two checks of how many there are
 _PRUNE_EVERY = 64
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 
@@ -115,7 +118,8 @@ class Ledger:
             if rows:
                 return None if rows[0].void else rows[0].version
             if any(self.sequence(topic.topic_id) != topic.sequence for topic in request.topics):
-                # Somebody else took a sequence, after which the plan cannot be committed; it may have been just before.
+                # Another writer took a sequence, after which the plan cannot be committed; it may have been committed
+                # just before.
                 rows = self.find_plan(request.plan_id)
                 return rows[0].version if rows and not rows[0].void else None
             try:
@@ -200,7 +204,7 @@ class Ledger:
         return table.run(lambda: table.transaction(COUNTED + app_id) == table.transaction(_app(app_id)))
 
     def are_apps_lost(self) -> bool:
-        """Whether commits were lost of which nobody can say whose they were."""
+        """Whether commits of unknown apps were lost."""
         table = self.commits_table
         return table.run(lambda: table.transaction(APPS_LOST) is not None)
 
@@ -315,7 +319,7 @@ class Ledger:
         return self.runs(pc.field("run_id").isin(ids)) if ids else []
 
     def prune_runs(self) -> None:
-        """Sum up receipts that nobody needs one by one, when there are many of them; see `receipts`."""
+        """Sum up receipts that are not needed one by one, when there are many of them; see `receipts`."""
         table = self.runs_table
         count = table.run(lambda: sum(file.rows for file in table.files()))
         if count < receipts.ROWS_MIN:
@@ -339,7 +343,7 @@ class Ledger:
         table = self.segments_table
 
         def prepare() -> Change:
-            removes, rest = [], [SEGMENTS.empty_table()]
+            removes, rest = [], [empty_table(SEGMENTS)]
             for file in table.files():
                 rows = table.read(file).cast(SEGMENTS)
                 keys = zip(rows["topic_id"].to_pylist(), rows["partition"].to_pylist(), strict=True)
@@ -367,7 +371,14 @@ class Ledger:
         names = ["partition", "base_offset", "size_bytes", "records", "keys", "tombstones", "run_id"]
         rows: pa.Table = table.run(table.read_all)
         found: dict[int, list[SegmentRow]] = {}
-        for row in rows.filter(pc.field("topic_id") == topic_id).sort_by("base_offset").select(names).to_pylist():
+        # Runs of rows by hand: an expression or a sort of PyArrow's loads pandas where it is installed.
+        wanted, mine, at = rows.select(names), [], 0
+        for topic, run in itertools.groupby(rows["topic_id"].to_pylist()):
+            length = len(list(run))
+            if topic == topic_id:
+                mine += wanted.slice(at, length).to_pylist()
+            at += length
+        for row in sorted(mine, key=lambda row: row["base_offset"]):
             found.setdefault(row.pop("partition"), []).append(SegmentRow(**row))
         return found
 

@@ -1,7 +1,7 @@
 """A checkpoint's proof: an empty file beside the table whose name has the checkpoint's version and checksum.
 
 It is made after the checkpoint was synced without an error. A checkpoint without one may be torn by the next power cut,
-so nothing is deleted on its account: a process was killed before the sync, the sync failed, or an older release made
+so nothing is deleted because of it: a process was killed before the sync, the sync failed, or an older release made
 it. With one, a flipped bit is noticed that still decodes: delta-rs writes checkpoints without checksums.
 """
 

@@ -3,7 +3,7 @@
     build beside it → `NAME.rebuilt`, complete and synced → the old one to `torn/` → `NAME.rebuilt` to its place
 
 Whoever opens the table after a crash in between finds `NAME.rebuilt` and no table, and takes the last step. The new
-table begins at a version above all that was ever used, so nobody who still holds the old one mistakes it.
+table begins at a version above all that was ever used, so a process that still has the old one open notices.
 """
 
 from __future__ import annotations
@@ -19,28 +19,18 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction
 
 from logstore.clock import Clock
+from logstore.directory.trees import remove_tree
 from logstore.directory.unsynced import clear_unsynced
 from logstore.files import FileSystem, make_directory, replace_file
+from logstore.ledger.commit_file import OF_VERSION, SEAL, seal_of
+from logstore.ledger.data_file import write_data
+from logstore.ledger.delta_log import HINT_NAME, LOG_FOLDER, TORN, sync_file
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import remove_proofs
-from logstore.ledger.table import (
-    HINT_NAME,
-    LOG_FOLDER,
-    NO_HOOKS,
-    OF_VERSION,
-    PROPERTIES,
-    REBUILT,
-    SEAL,
-    TORN,
-    finish_rebuild,
-    remove_tree,
-    seal_of,
-    sync_file,
-    write_data,
-)
+from logstore.ledger.table import NO_HOOKS, PROPERTIES, REBUILT, finish_rebuild
 
-#: versions left free above the newest one known: the lost ones, which somebody may have in memory
+#: versions left free above the newest one known: those of lost commits, which a process may have in memory
 VERSIONS_FREE = 1000
 
 

@@ -1,7 +1,7 @@
 """Which receipts of runs stay: as many as people, proofs and retries need, however long a store lives.
 
 Of each partition the newest runs stay, and the newest that erased something for good (`duramen prove-erased` names
-them); so do runs that have not ended. The others are summed up in one row, from which the counters go on. A pure
+them); so do runs that have not ended. The others are summed up in one row, from which the counters continue. A pure
 function over the table's rows; the ledger decides when.
 """
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 #: the row that stands for all dropped ones
 SUMMARY = "summary"
 KEPT_EACH, KEPT_ERASING_EACH = 8, 4
-#: receipts are not looked through before there are so many, nor before they doubled
+#: receipts are not looked through before there are this many, nor before they doubled
 ROWS_MIN = 4096
 _ENDED = ("done", "failed", "abandoned")
 _ERASES = ("tombstone", "aborted")
@@ -29,7 +29,7 @@ def is_due(rows: int, kept_before: int) -> bool:
 
 
 def pruned(rows: pa.Table, *, version: int) -> pa.Table:
-    """The rows that stay, oldest first, and the summary of all that ever went, as written by `version`."""
+    """The rows that stay, oldest first, and the summary of all that were ever dropped, as written by `version`."""
     rows = rows.sort_by("version")
     kinds = np.array(rows["kind"].to_pylist(), dtype=object)
     results = np.array(rows["result"].to_pylist(), dtype=object)

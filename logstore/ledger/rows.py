@@ -35,7 +35,8 @@ COMMITS = pa.schema(
         ("records", _LONG),
         ("size_bytes", _LONG),
         ("dead_letters", _LONG),  # rows of the whole batch that went to the dead-letter topic instead
-        # what was known at the commit: encode and plan of this batch, commit and append of the one before
+        # what was known at the commit: encode and plan of this batch, commit and append of the one before; and as
+        # `replays` how many batches came again since then and were not written again
         ("timings_ms", pa.map_(_TEXT, _LONG)),
         ("workers", pa.list_(_TEXT)),
         ("void", pa.bool_()),  # occupies the sequence of a plan whose outcome was unknown; no data

@@ -19,30 +19,20 @@ from deltalake.exceptions import DeltaError
 
 from logstore.address_space import check_address_space
 from logstore.files import FileSystem, read_whole
+from logstore.ledger.commit_file import is_of_version, is_whole
+from logstore.ledger.data_file import DATA_FILE_BYTES_MAX, empty_table, parse_data, parse_parquet
+from logstore.ledger.delta_log import CHECKPOINT_NAME, COMMIT_NAME, HINT_NAME, LOG_FILE_BYTES_MAX, LOG_FOLDER
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.proof import is_as_proved, read_proofs
-from logstore.ledger.table import (
-    CHECKPOINT_NAME,
-    COMMIT_NAME,
-    DATA_FILE_BYTES_MAX,
-    HINT_NAME,
-    LOG_FILE_BYTES_MAX,
-    LOG_FOLDER,
-    REBUILT,
-    is_of_version,
-    is_whole,
-    parse_data,
-    parse_parquet,
-    raise_system_error,
-)
+from logstore.ledger.table import REBUILT, raise_system_error
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
     what: str
     file: str
-    #: a power cut may leave this; opening the table sets it aside, and nothing that anybody was told of is gone
+    #: a power cut may leave this; opening the table sets it aside, and nothing that was acknowledged is gone
     is_torn: bool = False
 
 
@@ -75,11 +65,11 @@ def salvage(fs: FileSystem, path: str, schema: pa.Schema, *, data: bool = True, 
     log does not name.
     """
     check_address_space()
-    found = Salvage(path, named=schema.empty_table(), others=schema.empty_table())
+    found = Salvage(path, named=empty_table(schema), others=empty_table(schema))
     gate = Gate(fs, path + ".gate")
     with gate.shared() if fs.exists(gate.path) else contextlib.nullcontext():
         if not fs.exists(path) and fs.exists(path + REBUILT):
-            found.path = path + REBUILT  # all that its rebuild lacks is the name
+            found.path = path + REBUILT  # its rebuild is complete but for the name
         log = _read_log(fs, found)
         if data:
             _read_live(fs, found, log, schema)
@@ -114,9 +104,12 @@ def _read_log(fs: FileSystem, found: Salvage) -> _Log:
             break
         found.damage.append(Damage("a checkpoint is damaged", path, is_torn=True))
     _check_hint(fs, found, os.path.join(folder, HINT_NAME), checkpoints)
-    if base >= max([0, *commits]) and base not in commits:  # delta-rs commits to no version without its file
-        found.damage.append(Damage("the commit file of the last checkpoint is missing", _commit_path(folder, base)))
     present = set(commits)
+    if base >= max([0, *commits]):  # delta-rs commits to no version without the file of the one before
+        path = _commit_path(folder, base)
+        if base not in present or _commit(_read(fs, path), base) is None:
+            state = "damaged" if base in present else "missing"
+            found.damage.append(Damage(f"the commit file of the last checkpoint is {state}", path))
     for version in range(base + 1, max([base, *commits]) + 1):
         path = _commit_path(folder, version)
         if version not in present:
@@ -131,7 +124,7 @@ def _read_log(fs: FileSystem, found: Salvage) -> _Log:
         is_torn = version == commits[-1] and version > 0 and not is_whole(data)
         found.is_chained = found.is_chained and is_torn
         found.damage.append(Damage("a commit file is damaged", path, is_torn=is_torn))
-    if not found.is_chained:  # a torn checkpoint is no small matter if the commits it sums up are gone
+    if not found.is_chained:  # a torn checkpoint is damage if the commits it sums up are gone
         found.damage = [Damage(each.what, each.file) for each in found.damage]
     return log
 
@@ -190,7 +183,7 @@ def _row_count(stats: object) -> int | None:
 
 
 def _read_live(fs: FileSystem, found: Salvage, log: _Log, schema: pa.Schema) -> None:
-    tables = [schema.empty_table()]
+    tables = [empty_table(schema)]
     for name, count in sorted(log.live.items()):
         path = os.path.join(found.path, name)
         try:
@@ -219,7 +212,7 @@ def _check_loads(found: Salvage, schema: pa.Schema) -> None:
 
 
 def _read_others(fs: FileSystem, found: Salvage, log: _Log, schema: pa.Schema) -> None:
-    named, others = [found.named], [schema.empty_table()]
+    named, others = [found.named], [empty_table(schema)]
     for name in fs.listdir(found.path):
         if not name.endswith(".parquet") or name in log.live:
             continue

@@ -1,7 +1,7 @@
 """The short way to append: batches of a decided plan onto a partition whose end is known exactly.
 
 A `PartitionLog` looks through its directory when it is opened; a micro-batch every second cannot afford that. An
-appender opens the active segment alone, at the tail its caller knows from the topic's `ends`: whatever lies behind
+appender opens the active segment alone, at the tail its caller knows from the topic's `ends`: whatever lies after
 that tail was left by an interrupted append and is cut first. It writes what a log that had never been closed would
 hold. Logs with idempotent or transactional producers go through `producer_append`, by the same loop, `place_batches`.
 The caller holds the partition lock.
@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, SegmentEntry
 from logstore.directory.tail import Tail
+from logstore.directory.tails import PartitionTail
 from logstore.directory.unsynced import marking_unsynced
 from logstore.errors import AppendTooLarge, CorruptCheckpoint, DamagedLog
 from logstore.files import FileSystem
@@ -38,7 +40,7 @@ from logstore.segment.names import (
     file_name,
     parse_file_name,
 )
-from logstore.segment.segment import LogSegment
+from logstore.segment.segment import LogSegment, Numbering, SegmentSettings
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
 
@@ -57,7 +59,7 @@ def tail_of(segment: LogSegment) -> Tail:
 
 
 class Placing(Protocol):
-    """A log that batches are placed into, at its end."""
+    """A log that batches are appended to."""
 
     end_offset: int
     leader_epoch: int
@@ -88,16 +90,8 @@ def place_batches(log: Placing, data: npt.NDArray[np.uint8], table: BatchTable) 
     """
     first, fresh = 0, False
     while first < len(table):
-        placed, reason = log.active.place(
-            data,
-            table,
-            first,
-            next_offset=log.end_offset,
-            leader_epoch=log.leader_epoch,
-            now_ms=log.now_ms,
-            roll_limits=roll_limits(log.config, log.active.jitter_ms),
-            fresh=fresh,
-        )
+        roll = roll_limits(log.config, log.active.jitter_ms, now_ms=log.now_ms, fresh=fresh)
+        placed, reason = log.active.place(data, table, first, Numbering(log.end_offset, log.leader_epoch), roll)
         if placed:
             first += placed
             log.end_offset = int(table[first - 1, LAST_OFFSET]) + 1
@@ -118,46 +112,43 @@ class Appender:
     def __init__(
         self,
         fs: FileSystem,
-        directory: str,
+        place: PartitionPlace,
+        known: PartitionTail,
         *,
-        partition: TopicPartition,
-        config: LogConfig,
         state: PartitionState,
-        tail: Tail,
-        end_offset: int,
+        config: LogConfig,
         now_ms: int,
         limits: Limits,
-        leader_epoch: int | None = None,
-        state_path: str | None = None,
     ) -> None:
-        """Cut the log to `tail`, where `end_offset` is next. Raises DamagedLog when the files end before it.
+        """Cut the log to its known tail. Raises DamagedLog when the files end before it.
 
-        The leader epoch is read from its checkpoint unless it is given. `state_path` names the partition, should a sync
-        fail.
+        The leader epoch is read from its checkpoint unless it is known.
         """
+        tail = known.tail
         self._fs = fs
-        self._directory = directory
-        self.partition = partition
+        self._directory = place.directory
+        self.partition = place.partition
         self.config = config
         self._state = state
-        self._state_path = state_path
+        self._state_path = place.state_path
         self.now_ms = now_ms
         self._limits = limits
-        self.end_offset = end_offset
+        self.end_offset = known.end_offset
         self._rolled: list[SegmentEntry] = []
         self._sealed = tuple(entry for entry in state.segments if entry.base_offset < tail.base_offset)
         self._list_changed = not state.segments or state.segments[-1].base_offset != tail.base_offset
         self.active = self._open_active(tail)
-        self.leader_epoch = self._epoch() if leader_epoch is None else leader_epoch
+        self.leader_epoch = self._epoch() if known.leader_epoch is None else known.leader_epoch
 
     def _epoch(self) -> int:
-        """The latest leader epoch; the first one is noted. Not synced: until the flush, staging has what it is for."""
+        """The latest leader epoch; the first one is noted. Not synced: until the flush, it can be rebuilt from
+        staging."""
         try:
             epochs = LeaderEpochs.load(self._fs, self._directory, limits=self._limits)
         except CorruptCheckpoint:
             if self.end_offset:
                 raise
-            # A power cut before anything was published: the epoch of nothing.
+            # A power cut came before anything was published: the epoch belongs to no batch.
             epochs = LeaderEpochs(self._fs, os.path.join(self._directory, LEADER_EPOCH_CHECKPOINT))
         if epochs.latest is None:
             epochs.assign(0, self.end_offset, store=False)
@@ -196,17 +187,9 @@ class Appender:
                 self._fs.unlink(os.path.join(self._directory, name))
 
     def _segment(self, base_offset: int) -> LogSegment:
-        return LogSegment(
-            self._fs,
-            self._directory,
-            base_offset,
-            index_interval_bytes=self.config.index_interval_bytes,
-            index_bytes=self.config.segment_index_bytes,
-            created_ms=self.now_ms,
-            jitter_ms=jitter_ms(self.config, str(self.partition), base_offset),
-            writable=True,
-            limits=self._limits,
-        )
+        jitter = jitter_ms(self.config, str(self.partition), base_offset)
+        settings = SegmentSettings.under(self.config, created_ms=self.now_ms, jitter_ms=jitter)
+        return LogSegment(self._fs, self._directory, base_offset, settings=settings, writable=True, limits=self._limits)
 
     def append(self, chunks: Iterable[Chunk]) -> None:
         """Place batches, rolling where due. Raises AppendTooLarge, and whatever reading the chunks raises."""
@@ -221,7 +204,7 @@ class Appender:
         if old.base_offset != base_offset:
             old.seal()
             with marking_unsynced(self._fs, self._state_path):
-                old.time_index.flush()  # the last entry: if the rest is flushed already, no flush to come looks here
+                old.time_index.flush()  # the last entry: if the rest is flushed already, no later flush looks here
             self._rolled.append(_entry(old))
         old.close(clean=False)
         for kind in SEGMENT_KINDS:

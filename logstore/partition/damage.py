@@ -17,13 +17,13 @@ from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE, Bat
 from logstore.segment.batches import SCAN_BYTES, begin_offsets, read_batches
 from logstore.segment.resync import Effort, intact_at, next_intact
 
-#: behind damage the reads begin small again: where much is damaged, little is read in vain
+#: after damage the reads begin small again: where much is damaged, little is read in vain
 _WINDOW_BYTES_MIN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Sound batches, one behind the other: a stretch of the file and the offsets it holds."""
+    """Sound batches, one after the other: a stretch of the file and the offsets it holds."""
 
     position: int
     end: int
@@ -33,7 +33,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Bytes that are no sound batch. `claims` are the offsets its first header names, if one can be read."""
+    """Bytes that are not a sound batch. `claims` are the offsets its first header names, if one can be read."""
 
     position: int
     end: int
@@ -76,9 +76,9 @@ class _Scan:
         self._effort = Effort.for_file(self._size)
         self._found = FileScan(self._size, tail_position=self._size)
         self._last = low - 1
-        self._begin: int | None = None  # of the run that is being read
+        self._begin: int | None = None  # of the run being read
         self._first = 0
-        #: of a batch behind a gap, in case the batches that follow contradict it: its position, and the offset before
+        #: of a batch after a gap, in case the batches that follow contradict it: its position, and the offset before
         self._doubtful: tuple[int, int] | None = None
 
     def run(self) -> FileScan:
@@ -113,13 +113,13 @@ class _Scan:
             return at if error.position is None else error.position, error.what
         except BufferLimit as error:
             if error.position is not None and intact_at(self._file, error.position, self._size) is not None:
-                raise  # nothing is wrong with the log: the limit is too low for it
+                raise  # the log is sound: the limit is too low for it
             return at if error.position is None else error.position, error.what
         return self._size, ""
 
     def _take(self, base_position: int, table: BatchTable) -> None:
         begins, lasts = begin_offsets(table), table[:, LAST_OFFSET]
-        # Behind a hole the offsets that are missing were in it.
+        # After a hole the offsets that are missing were in it.
         before_first = int(begins[0]) - 1 if self._begin is None and self._found.holes else self._last
         self._found.has_gaps |= int(lasts[-1]) - before_first != int((lasts - begins + 1).sum())
         if self._begin is None:
@@ -146,7 +146,7 @@ class _Scan:
         low = self._last + 1 if doubtful is None else doubtful[1] + 1
         following = self._next(trouble, low)
         if doubtful is not None and following is not None and following.begin_offset <= self._last:
-            # The batch before the damage claims offsets that intact ones behind it have: it is the wrong one.
+            # The batch before the damage claims offsets that intact ones after it have: it is the wrong one.
             self._retract(*doubtful)
             trouble, reason = doubtful[0], "its offsets contradict the batches around it"
         else:
@@ -166,7 +166,7 @@ class _Scan:
 
     def _next(self, trouble: int, low: int) -> BatchHeader | None:
         """The next intact batch with offsets in [low, high). A damaged batch may hold one in a record's value, so its
-        own size is believed where the batch behind it goes on with the next offset.
+        own size is believed where the batch after it goes on with the next offset.
         """
         try:
             header = read_header(self._file, trouble, self._size)

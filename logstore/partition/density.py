@@ -1,4 +1,4 @@
-"""Whether a log may have lost records to compaction, told from its batches alone.
+"""Whether a log may have lost records to compaction, decided from its batches alone.
 
 Appends leave no gaps: each batch holds as many records as it has offsets and begins where the one before it ends.
 Compaction keeps offsets, so what it removed shows.
@@ -36,7 +36,7 @@ def thinned_below(segments: Sequence[LogSegment]) -> int:
 def _is_dense(table: BatchTable, expected: int) -> bool:
     """Whether the batches hold a record for every offset from `expected` on."""
     last = table[:, LAST_OFFSET]
-    # A legacy batch says neither where it begins nor how many it holds; one that is no wrapper is a single message.
+    # A legacy batch says neither where it begins nor how many it holds; one that is not a wrapper is a single message.
     legacy = table[:, BASE_OFFSET] < 0
     wrapper = legacy & ((table[:, ATTRIBUTES] & CODEC_MASK) != 0)
     base = np.where(legacy, last, table[:, BASE_OFFSET])

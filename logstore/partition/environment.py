@@ -1,4 +1,4 @@
-"""What the opening of a partition's log is given: the environment it works in, and what is known of the log."""
+"""What opening a partition's log needs: the environment it works in, and what is known of the log."""
 
 from __future__ import annotations
 
@@ -33,3 +33,5 @@ class LastKnown:
     #: None: the log's end
     high_watermark: int | None = None
     keep_offset: int = 0
+    #: another host's memory may hold what lies above; None: nothing is in another's
+    unsynced_offset: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from logstore.directory.state import PartitionState
 from logstore.errors import DamagedLog
@@ -18,18 +19,53 @@ from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView, read_chunks
 from logstore.records.columns import DecodedColumns
 from logstore.records.decoder import Decoder
-from logstore.records.offset_map import SLOT_BYTES, OffsetMap, new_secret
+from logstore.records.offset_map import MapSettings, OffsetMap, new_secret
 from logstore.records.survivors import Survivors
+from logstore.records.table import LAST_OFFSET
+from logstore.segment.batches import Chunk
 from logstore.segment.segment import LogSegment
 
 DEFAULT_MEMORY_BYTES = 512 << 20
-_SLOTS_MIN = 1 << 16
-_NO_KEYS = 2
+_MEMORY_BYTES_MIN = 24 << 16
 _LOAD_FACTOR = 0.75
+_NO_KEYS = MapSettings(buffer_bytes=48)
 _LOOKS_MAX = 50
 _LOOK_AGAIN_S = 0.02
 _FILES_PER_SEGMENT = 3
 _FILES_BESIDE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records, and with how much memory: deleted keys only with `tombstones`."""
+
+    tombstones: bool = False
+    committed: bool = False
+    headers: bool = False
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The offsets [low, high) of a view whose files are open."""
+
+    view: LogView
+    low: int
+    high: int
+    committed: bool
+    limits: Limits
+    progress: Callable[[int], None]
+
+    def chunks(self, *, verify_crc: bool = True) -> Iterator[Chunk]:
+        at = self.low
+        for chunk in read_chunks(
+            self.view, self.low, self.high, limits=self.limits, committed=self.committed, verify_crc=verify_crc
+        ):
+            reached = min(int(chunk.table[-1, LAST_OFFSET]) + 1, self.high)
+            yield chunk
+            self.progress(max(reached - at, 0))
+            at = max(reached, at)
+        self.progress(self.high - at)
 
 
 def latest_records(
@@ -37,40 +73,37 @@ def latest_records(
     start: int | None = None,
     end: int | None = None,
     *,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    tombstones: bool = False,
-    committed: bool = False,
-    headers: bool = False,
+    wanted: Wanted = Wanted(),  # noqa: B008 (frozen)
     limits: Limits,
     held: Callable[[PartitionState, LogView], None] = lambda state, view: None,
     winners: Callable[[LogView, int, int], Survivors] | None = None,
+    progress: Callable[[int], None] = lambda offsets: None,
 ) -> Iterator[DecodedColumns]:
-    """The last record of each key among offsets [start, end), in offset order; deleted keys only with `tombstones`.
+    """The last record of each key among offsets [start, end), in offset order.
 
     Where another than the last counts, `winners` tells the offsets of those that do.
 
-    Where the keys are taken in buckets, the order holds within each. `held` is told the state and view that are read,
-    once nothing can change them any more, and may raise.
-    Raises OffsetOutOfRange, DamagedLog.
+    Where the keys are taken in buckets, the order holds within each. `held` is called with the state and view that are
+    read, once nothing can change them any more, and may raise. `progress` is called with the offsets each pass has gone
+    through. Raises OffsetOutOfRange, DamagedLog.
     """
     secret = new_secret()
-    view, low, high = _pinned(reader, start, end, committed, held)
+    view, low, high = _pinned(reader, start, end, wanted.committed, held)
     if low >= high:
         return
+    span = _Span(view, low, high, wanted.committed, limits, progress)
     if winners is not None:
-        chosen = winners(view, low, high)
-        yield from _deliver(view, low, high, OffsetMap(_NO_KEYS), chosen, tombstones, committed, headers, limits)
+        yield from _deliver(span, OffsetMap(_NO_KEYS), winners(view, low, high), wanted)
         return
     buckets = [(0, 1)]
     while buckets:
         bucket, of = buckets.pop()
-        filled = _fill(view, low, high, secret, bucket, of, memory_bytes, committed, limits)
+        filled = _fill(span, secret, bucket, of, wanted.memory_bytes)
         if filled is None:  # the halves of a bucket are buckets of twice as many
             buckets += [(2 * bucket + 1, 2 * of), (2 * bucket, 2 * of)]
             continue
         if filled.used:
-            last = filled.survivors(low, high)
-            yield from _deliver(view, low, high, filled, last, tombstones, committed, headers, limits)
+            yield from _deliver(span, filled, filled.survivors(low, high), wanted)
 
 
 def _pinned(
@@ -110,7 +143,7 @@ def _pinned(
             held(after, pinned)
             return pinned, low, high
     raise damage or DamagedLog(
-        "the segment list names files that are not there, or changes all the time",
+        "the segment list names missing files, or keeps changing",
         partition=reader.partition,
         hint="Run `duramen recover`",
     )
@@ -126,53 +159,27 @@ def _allow_files(count: int) -> None:
         )
 
 
-def _fill(
-    view: LogView,
-    low: int,
-    high: int,
-    secret: tuple[int, int],
-    bucket: int,
-    buckets: int,
-    memory_bytes: int,
-    committed: bool,
-    limits: Limits,
-) -> OffsetMap | None:
+def _fill(span: _Span, secret: tuple[int, int], bucket: int, buckets: int, memory_bytes: int) -> OffsetMap | None:
     """A map of the bucket's keys; None when they do not fit the memory."""
-    slots_max = max(memory_bytes // SLOT_BYTES, _SLOTS_MIN)
-    wanted = int((high - low) / _LOAD_FACTOR / 8) + _SLOTS_MIN
-    offset_map = OffsetMap(
-        min(wanted, slots_max), load_factor=_LOAD_FACTOR, secret=secret, bucket=bucket, buckets=buckets
-    )
-    decoder = Decoder(limits=limits, headers=False)
-    for chunk in read_chunks(view, low, high, limits=limits, committed=committed):
+    settings = MapSettings(max(memory_bytes, _MEMORY_BYTES_MIN), _LOAD_FACTOR, secret=secret)
+    records = (span.high - span.low) // buckets
+    # Sparse from the start: few keys are then found at once.
+    offset_map = OffsetMap(settings, records=records, slots_min=records // 6, bucket=bucket, buckets=buckets)
+    decoder = Decoder(limits=span.limits, headers=False)
+    for chunk in span.chunks():
         for first, last in decoder.opened(chunk.data, chunk.table, file=chunk.file, base_position=chunk.position):
-            begin = low
-            while True:
-                stopped = offset_map.put(chunk.table, first, last, min_offset=begin, max_offset=high, file=chunk.file)
-                if stopped is None:
-                    break
-                if offset_map.slots >= slots_max:
-                    return None
-                # Growing needs the old and the new map at once; what was put before `stopped` is in already.
-                offset_map = offset_map.grown(min(offset_map.slots * 2, slots_max))
-                begin = stopped
+            put = offset_map.put(chunk.table, first, last, min_offset=span.low, max_offset=span.high, file=chunk.file)
+            if put.stopped_at is not None:
+                return None
     return offset_map
 
 
 def _deliver(
-    view: LogView,
-    low: int,
-    high: int,
-    offset_map: OffsetMap,
-    survivors: Survivors | None,
-    tombstones: bool,
-    committed: bool,
-    headers: bool,
-    limits: Limits,
+    span: _Span, offset_map: OffsetMap, survivors: Survivors | None, wanted: Wanted
 ) -> Iterator[DecodedColumns]:
     """The records that `survivors` name, or the map where there are none."""
-    decoder = Decoder(limits=limits, headers=headers)
-    for chunk in read_chunks(view, low, high, limits=limits, committed=committed, verify_crc=False):
+    decoder = Decoder(limits=span.limits, headers=wanted.headers)
+    for chunk in span.chunks(verify_crc=False):
         if survivors is not None:
             survivors.skip_superseded(chunk.table)
         for first, last in decoder.opened(chunk.data, chunk.table, file=chunk.file, base_position=chunk.position):
@@ -180,9 +187,9 @@ def _deliver(
                 chunk.table,
                 first,
                 last,
-                min_offset=low,
-                max_offset=high,
-                tombstones=tombstones,
+                min_offset=span.low,
+                max_offset=span.high,
+                tombstones=wanted.tombstones,
                 survivors=survivors,
                 file=chunk.file,
             )

@@ -18,10 +18,6 @@ from logstore.segment.names import LEADER_EPOCH_CHECKPOINT
 
 LEADER_EPOCH_CHECKPOINT_VERSION = 0
 
-#: Answers of `end_offset_for` when nothing is known.
-UNDEFINED_EPOCH = -1
-UNDEFINED_EPOCH_OFFSET = -1
-
 
 @dataclass(frozen=True, slots=True)
 class EpochEntry:
@@ -111,7 +107,7 @@ class LeaderEpochs:
         With `store` false the caller writes later (recovery assigns many and stores once).
         """
         if not 0 <= epoch <= INT32_MAX or not 0 <= start_offset <= INT64_MAX:
-            raise ValueError(f"epoch {epoch} from offset {start_offset} is no leader epoch")
+            raise ValueError(f"epoch {epoch} from offset {start_offset} is not a leader epoch")
         return self._change(with_epoch(self._entries, EpochEntry(epoch, start_offset)), store)
 
     def truncate_from_end(self, end_offset: int, *, store: bool = True) -> bool:
@@ -137,7 +133,7 @@ class LeaderEpochs:
             try:
                 self.store()
             except OSError:
-                self._entries = before  # or the file would never be written: the next change is none
+                self._entries = before  # or the file would never be written: the next assign changes nothing
                 raise
         return True
 
@@ -157,22 +153,3 @@ class LeaderEpochs:
 
     def _lines(self) -> Iterable[str]:
         return (f"{entry.epoch} {entry.start_offset}" for entry in self._entries)
-
-    def epoch_for_offset(self, offset: int) -> int | None:
-        """The epoch that wrote `offset`, None below the first known one."""
-        found = bisect_right(self._entries, offset, key=lambda entry: entry.start_offset)
-        return self._entries[found - 1].epoch if found else None
-
-    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest known epoch not above `epoch`, and where it ended: the start of the next, or the log's end.
-
-        An epoch below all known ones is answered with itself and the first known start (its data is gone already); one
-        above all of them, or -1, with (-1, -1).
-        """
-        if epoch == UNDEFINED_EPOCH or not self._entries or epoch > self._entries[-1].epoch:
-            return UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET
-        if epoch == self._entries[-1].epoch:
-            return epoch, log_end_offset
-        above = bisect_right(self._entries, epoch, key=lambda entry: entry.epoch)
-        floor = self._entries[above - 1].epoch if above else epoch
-        return floor, self._entries[above].start_offset

@@ -1,8 +1,8 @@
 """One partition's log, opened whole by the one process that may change it.
 
 It is recovered where that is needed, and then looked at, rolled, truncated, retained, its start raised; closing it
-makes everything durable. Appends go the short way, by `appender`; only where the log knows producers they come here,
-by `producer_append`. Readers use `reader`.
+makes everything durable. Appends use `appender`; only where the log knows producers they come here, by
+`producer_append`. Readers use `reader`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import EpochEntry
 from logstore.partition.producer_state import ProducerState
 from logstore.partition.producers import replay
-from logstore.partition.recovery import Loaded, Loader, RecoveryReport
+from logstore.partition.recovery import Loaded, Loader
+from logstore.partition.recovery_report import RecoveryReport
 from logstore.partition.retention import LogFacts, RetentionPass, SegmentFacts, policies_of, retention_passes
 from logstore.partition.roll import RollReason, jitter_ms
 from logstore.partition.state_file import StateFile
-from logstore.segment.segment import LogSegment
+from logstore.segment.segment import LogSegment, SegmentSettings
 from logstore.segment.txn_index import AbortedTransaction
 from logstore.topic import TopicPartition
 
@@ -44,7 +45,7 @@ class PartitionLog:
         partition: TopicPartition,
         config: LogConfig,
         state_file: StateFile,
-        high_watermark: int | None,
+        known: LastKnown,
         environment: LogEnvironment,
     ) -> None:
         self.directory = directory
@@ -67,12 +68,15 @@ class PartitionLog:
         self._log_end = loaded.log_end_offset
         self._tail_gap = (self._log_end, self._log_end)  # between the last record and the end the log had then
         self._recovery_point = loaded.recovery_point
-        state_file.told(loaded.recovery_point)
-        wanted = self._log_end if high_watermark is None else high_watermark
+        state_file.note_recovery_point(loaded.recovery_point)
+        wanted = self._log_end if known.high_watermark is None else known.high_watermark
         self._set_high_watermark(min(max(wanted, self._log_start), self._log_end))
         self.active.jitter_ms = jitter_ms(config, str(partition), self.active.base_offset)
         if state_file.is_unsynced:
-            self._write_again()
+            self.write_again(self._recovery_point)
+            clear_unsynced(self._fs, state_file.path or "")
+        elif known.unsynced_offset is not None:
+            self.write_again(max(known.unsynced_offset, self._recovery_point))
         state_file.place(clean=loaded.report.clean)
         self._save_state()
 
@@ -104,7 +108,7 @@ class PartitionLog:
             partition=partition,
             config=config,
             state_file=state_file,
-            high_watermark=known.high_watermark,
+            known=known,
             environment=environment,
         )
 
@@ -212,13 +216,13 @@ class PartitionLog:
         """Begin a segment; the list is not written."""
         old = self.active
         if old.base_offset == base_offset:
-            # Only an index without any room rolls an empty segment; it is made anew.
+            # Only an index without any room rolls an empty segment; it is rebuilt.
             assert old.size_bytes == 0, f"roll to {base_offset} ({reason}) of a segment that begins there"
         else:
             old.seal()
             if self._recovery_point >= base_offset:
                 with marking_unsynced(self._fs, self._state_file.path):
-                    old.flush()  # no flush to come looks below the recovery point, nor does recovery
+                    old.flush()  # no later flush looks below the recovery point, nor does recovery
             self.producers.update_map_end_offset(base_offset)
             # Written before the data it describes is synced; a power cut leaves it unreadable at worst, and the log is
             # replayed.
@@ -226,7 +230,7 @@ class PartitionLog:
         try:
             new = self._new_segment(base_offset)
         except OSError as error:
-            # Half a segment must not stay: the next to open the log would take its end from it.
+            # Half a segment must not stay: whoever opens the log next would take the log's end from it.
             try:
                 self._remove_stale(base_offset)
                 self.producers.update_map_end_offset(self._log_end)
@@ -246,17 +250,9 @@ class PartitionLog:
     def _new_segment(self, base_offset: int) -> LogSegment:
         self._remove_stale(base_offset)
         self._new_names = True
-        return LogSegment(
-            self._fs,
-            self.directory,
-            base_offset,
-            index_interval_bytes=self.config.index_interval_bytes,
-            index_bytes=self.config.segment_index_bytes,
-            created_ms=self.clock.now_ms(),
-            jitter_ms=jitter_ms(self.config, str(self.partition), base_offset),
-            writable=True,
-            limits=self.limits,
-        )
+        jitter = jitter_ms(self.config, str(self.partition), base_offset)
+        settings = SegmentSettings.under(self.config, created_ms=self.clock.now_ms(), jitter_ms=jitter)
+        return LogSegment(self._fs, self.directory, base_offset, settings=settings, writable=True, limits=self.limits)
 
     def _remove_stale(self, base_offset: int) -> None:
         for path in mark_deleted(self._fs, self.directory, base_offset):
@@ -277,21 +273,21 @@ class PartitionLog:
             self._broken = self._broken or f"flush: {error}"
             raise
 
-    def _write_again(self) -> None:
-        """After a failed fsync: what was just checked is written once more, and only then a sync is believed.
+    def write_again(self, offset: int) -> None:
+        """After a failed fsync, or after another host: what was just checked from `offset` on is written once more,
+        and only then a sync of ours is believed.
 
         Indexes above the recovery point were rebuilt already.
         """
-        path = self._state_file.path
-        assert path is not None
         for segment in self._unflushed(INT64_MAX):
-            first = segment.find_batch(self._recovery_point)
+            first = segment.find_batch(offset)
             if first is not None:
                 rewrite(segment.log, first.position, segment.size_bytes)
-            with marking_unsynced(self._fs, path):
+            with marking_unsynced(self._fs, self._state_file.path):
                 segment.flush()
+        if self.epochs.entries:
+            self.epochs.store()
         self._flush(self._log_end)
-        clear_unsynced(self._fs, path)
 
     def _unflushed(self, up_to: int) -> Iterator[LogSegment]:
         """The segments that may hold something between the recovery point and `up_to`."""
@@ -317,7 +313,7 @@ class PartitionLog:
         self.producers.on_high_watermark_updated(offset)
 
     def advance_log_start(self, offset: int) -> bool:
-        """Hide everything below `offset`; the files go with the next retention pass. False when it is no advance.
+        """Hide everything below `offset`; the files go with the next retention pass. False when it does not advance.
 
         Raises OffsetOutOfRange beyond the high watermark.
         """
@@ -352,7 +348,7 @@ class PartitionLog:
             return False
         try:
             if offset < self._segments[0].base_offset:
-                self._start_anew(offset)
+                self._truncate_fully_and_start_at(offset)
             else:
                 self._truncate(offset)
         except OSError as error:
@@ -361,7 +357,7 @@ class PartitionLog:
         return True
 
     def _truncate(self, offset: int) -> None:
-        """Each step is on disk before the next: what is cut off must not come back behind what is written then."""
+        """Each step is on disk before the next: what is cut off must not come back after what is written then."""
         gone = []
         while len(self._segments) > 1 and self.active.base_offset > offset:
             gone.append(self._segments.pop())
@@ -385,7 +381,7 @@ class PartitionLog:
         self._log_start = min(self._log_start, offset)
         self.epochs.truncate_from_end(offset)
         self._reload_producers(offset)
-        # also when it stays: the producers come anew from the log and do not know which markers it has passed
+        # also when it stays: the producers are loaded again and do not know which markers it has passed
         self._set_high_watermark(min(self._high_watermark, self._data_end))
         self._save_state()
 
@@ -393,15 +389,15 @@ class PartitionLog:
         """True when it was above: the state file must say so before new bytes come where synced ones were."""
         if offset >= self._recovery_point:
             return False
-        self._state_file.told(self._recovery_point)
+        self._state_file.note_recovery_point(self._recovery_point)
         self._recovery_point = offset
         return True
 
-    def _start_anew(self, offset: int) -> None:
-        """Remove everything and go on at `offset` with one empty segment.
+    def _truncate_fully_and_start_at(self, offset: int) -> None:
+        """Remove everything and continue at `offset` with one empty segment.
 
         A log start that rises is on disk first; one that falls comes last. Segments go from the highest down, so that a
-        log that is half removed is a shorter one, never one whose start moved by itself.
+        log that is half removed is a shorter one, never one whose start moved.
         """
         self._lower_recovery_point(offset)
         self._log_start = max(self._log_start, offset)
@@ -454,7 +450,7 @@ class PartitionLog:
         if self._segments[0].base_offset > self._log_start:
             self._raise_log_start(self._segments[0].base_offset)
         self._save_state()
-        for segment in gone:  # not closed: a reader of this process may still be at work in it
+        for segment in gone:  # not closed: a reader of this process may still use it
             mark_deleted(self._fs, self.directory, segment.base_offset, snapshot=True)
             self.producers.forget_snapshot(segment.base_offset)
         self.epochs.truncate_from_start(self._log_start)

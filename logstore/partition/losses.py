@@ -1,7 +1,7 @@
-"""Offset ranges that damage took, and the arithmetic of ranges.
+"""Offset ranges that were lost to damage, and the arithmetic of ranges.
 
 A loss is written down so that its gap is never taken for compaction. The list of a partition is sorted, its entries do
-not overlap, and it never speaks of offsets below the log start or above the log end.
+not overlap, and it never holds offsets below the log start or above the log end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOSSES_MAX = 1000
 
 
 def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> list[Range]:
-    """What of `ranges` is in none of `taken`."""
+    """The parts of `ranges` that are in none of `taken`."""
     left = [each for each in ranges if each[0] < each[1]]
     for low, high in taken:
         left = [
@@ -30,7 +30,7 @@ def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> list[Range]:
 
 
 def clipped(losses: Iterable[Loss], low: int, high: int) -> tuple[Loss, ...]:
-    """The losses within [low, high): a log start passes them by, a truncation gives their offsets back."""
+    """The losses within [low, high): a log start hides the others, a truncation frees their offsets."""
     return tuple(
         replace(each, base_offset=max(each.base_offset, low), end_offset=min(each.end_offset, high))
         for each in losses

@@ -1,7 +1,7 @@
-"""The long way to append: batches of a decided plan onto an open log that knows idempotent or transactional producers.
+"""Appends batches of a decided plan to a log opened whole, because it knows idempotent or transactional producers.
 
 Such logs were imported. Their producers' state must go with the log, and a marker that ends a transaction (see
-`store.transactions`) changes it; so the log is opened whole. Batches are placed by the loop of `appender`.
+`commit.transactions`) changes it; so the log is opened whole. Batches are placed by the loop of `appender`.
 """
 
 from __future__ import annotations

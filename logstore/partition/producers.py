@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from logstore.errors import CorruptBatch
 from logstore.limits import Limits
-from logstore.partition.producer_state import AppendOrigin, EndTransaction, ProducerBatch, ProducerStateManager
+from logstore.partition.producer_state import AppendOrigin, EndTransaction, ProducerBatch
+from logstore.partition.producer_state_manager import ProducerStateManager
 from logstore.records.control import ControlType, parse_control_record
 from logstore.records.decoder import Decoder
 from logstore.records.header import BatchHeader

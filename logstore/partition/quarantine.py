@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from logstore.directory.state import Loss
 from logstore.files import File, FileSystem, read_whole
+from logstore.partition.losses import merged
 from logstore.segment.names import FileKind, Transient, parse_file_name
 
 QUARANTINE = "quarantine"
@@ -116,3 +118,25 @@ def data_files(fs: FileSystem, folder: str) -> Iterator[str]:
 def read_reason(fs: FileSystem, folder: str) -> bytes | None:
     path = os.path.join(folder, REASON)
     return read_whole(fs, path, limit=_REASON_BYTES_MAX) if fs.exists(path) else None
+
+
+def reasons(documents: Iterable[bytes]) -> tuple[Loss, ...]:
+    """Losses that `reason.json` files of earlier recoveries speak of; what cannot be read is left out."""
+    found: tuple[Loss, ...] = ()
+    for data in documents:
+        try:
+            body = json.loads(data)
+            losses = [Loss(int(b), int(e), str(r), int(s), m is True) for b, e, r, s, m in body.get("losses", ())]
+        except (ValueError, TypeError, AttributeError):
+            continue
+        found = merged(found, [each for each in losses if 0 <= each.base_offset < each.end_offset])
+    return found
+
+
+def dropped_tombstones(document: bytes) -> int | None:
+    """The partition's count at the time of the reason; None where it does not say."""
+    try:
+        value = json.loads(document).get("dropped_tombstones")
+    except (ValueError, AttributeError):
+        return None
+    return value if type(value) is int else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, read_state
 from logstore.errors import CorruptState, DamagedLog, OffsetOutOfRange
 from logstore.files import OS_FILES, FileSystem
@@ -22,7 +23,6 @@ from logstore.records.table import LAST_OFFSET
 from logstore.segment.names import Transient
 from logstore.segment.segment import LogSegment
 from logstore.segment.time_index import TimestampOffset
-from logstore.topic import TopicPartition
 
 _OPEN_SEGMENTS_MAX = 16
 _LOOKS_MAX = 50
@@ -34,10 +34,8 @@ class PartitionReader:
 
     def __init__(
         self,
-        directory: str,
+        place: PartitionPlace,
         *,
-        partition: TopicPartition,
-        state_path: str,
         high_watermark: Callable[[], int],
         last_stable_offset: Callable[[], int] | None = None,
         recovery_point: Callable[[], int] | None = None,
@@ -46,34 +44,36 @@ class PartitionReader:
         fs: FileSystem = OS_FILES,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`high_watermark` is asked anew for every view; read_committed needs `last_stable_offset` where transactions
-        may be open. `recovery_point` says what is staged still, should it be damaged. `check_exists` raises when the
+        """`high_watermark` is called for every view; read_committed needs `last_stable_offset` where transactions
+        may be open. `recovery_point` says what is still staged, should it be damaged. `check_exists` raises when the
         topic is gone: its files may be those of its successor then. `is_placed` says whether the partition's directory
         was made; before that it has no state.
         """
-        self.partition = partition
-        self._directory = directory
-        self._state_path = state_path
+        self.partition = place.partition
+        self._directory = place.directory
+        self._state_path = place.state_path
         self._high_watermark = high_watermark
         self._last_stable_offset = last_stable_offset
         self._recovery_point = recovery_point
         self._check_exists = check_exists
         self._is_placed = is_placed
         self._fs = fs
-        self._limits = limits
+        self.limits = limits
         self._open: dict[int, LogSegment] = {}
+        #: how many stay open; a caller with many readers lowers it
+        self.open_segments_max = _OPEN_SEGMENTS_MAX
         self._generation = -1
         self._sizes: dict[int, int] = {}  # of all segments but the last, which grows
         self._replaced: frozenset[int] = frozenset()
 
     def state(self) -> PartitionState:
         """Raises CorruptState when there is none or it is damaged; that of a topic just created is empty."""
-        state = read_state(self._fs, self._state_path, limits=self._limits)
+        state = read_state(self._fs, self._state_path, limits=self.limits)
         if state is None:
             self._check_exists()
             if not self._is_placed():
                 return PartitionState()
-            state = read_state(self._fs, self._state_path, limits=self._limits)  # it may have been made just now
+            state = read_state(self._fs, self._state_path, limits=self.limits)  # it may have been made just now
         if state is None:
             raise CorruptState(
                 "the partition has no state file",
@@ -107,7 +107,7 @@ class PartitionReader:
             # A topic's file goes before its directories do: while it is there, what was opened is the topic's.
             self._check_exists()
             listed_bytes = self._sizes.get(base_offset, segment.size_bytes)
-            if segment.size_bytes != listed_bytes:  # a cut between two batches shows nowhere else
+            if segment.size_bytes != listed_bytes:  # nothing else shows a cut between two batches
                 raise DamagedLog(
                     f"a segment of {segment.size_bytes} bytes, where the segment list says {listed_bytes}",
                     partition=self.partition,
@@ -117,7 +117,7 @@ class PartitionReader:
                     hint="Run `duramen recover`",
                 )
         self._open[base_offset] = segment  # most recently used last
-        if len(self._open) > _OPEN_SEGMENTS_MAX:
+        if len(self._open) > self.open_segments_max:
             del self._open[next(iter(self._open))]
         return segment
 
@@ -129,13 +129,13 @@ class PartitionReader:
             listed_bytes = self._sizes.get(base_offset)
             for suffix in (Transient.NONE, Transient.DELETED):
                 try:
-                    segment = LogSegment(self._fs, self._directory, base_offset, limits=self._limits, suffix=suffix)
+                    segment = LogSegment(self._fs, self._directory, base_offset, limits=self.limits, suffix=suffix)
                 except FileNotFoundError:
                     continue
                 if segment.size_bytes == listed_bytes:
                     return segment
                 segment.close(clean=False)
-        return LogSegment(self._fs, self._directory, base_offset, limits=self._limits)
+        return LogSegment(self._fs, self._directory, base_offset, limits=self.limits)
 
     def columns(
         self,
@@ -153,14 +153,14 @@ class PartitionReader:
         view = self.view(committed=committed)
         position = view.start(start, on_out_of_range)
         end = view.end_offset if end is None else min(end, view.end_offset)
-        decoder = Decoder(limits=self._limits, headers=headers)
+        decoder = Decoder(limits=self.limits, headers=headers)
         looks = 0
         missing: str | None = None
         while position < end:
             before = position
             after = -1  # the first batch may begin below the position
             try:
-                for chunk in read_chunks(view, position, end, limits=self._limits, committed=committed):
+                for chunk in read_chunks(view, position, end, limits=self.limits, committed=committed):
                     columns = decoder.columns(
                         chunk.data,
                         chunk.table,
@@ -174,7 +174,7 @@ class PartitionReader:
                     after = int(chunk.table[-1, LAST_OFFSET])
                     position = after + 1
                 if self._list_is_current():
-                    return  # whatever lies between here and `end` was compacted away
+                    return  # everything between here and `end` was compacted away
             except FileNotFoundError as error:  # replaced or retained while we looked: the list knows more
                 missing = error.filename
             except OffsetOutOfRange:
@@ -229,7 +229,7 @@ class PartitionReader:
         """See `reading.offset_for_timestamp`; a file that vanishes means looking again."""
         for look in range(_LOOKS_MAX):
             try:
-                return offset_for_timestamp(self.view(), timestamp_ms, self._limits)
+                return offset_for_timestamp(self.view(), timestamp_ms, self.limits)
             except FileNotFoundError as error:
                 missing = error.filename
             except DamagedLog:  # or replaced, and the list not yet

@@ -133,7 +133,7 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Batches that hold offsets of [start, end), a buffer at a time; aborted ones are marked SKIP when `committed`.
 
-    The buffer is reused between steps and grows to hold one batch, up to the limits' read buffer. Nothing behind
+    The buffer is reused between steps and grows to hold one batch, up to the limits' read buffer. Nothing after
     `end` is judged: there a writer may be at work. Raises OffsetOutOfRange, BufferLimit, DamagedLog.
     """
     view.check(start)
@@ -171,9 +171,11 @@ def read_chunks(
             table = scan.table[: int(np.searchsorted(earliest_begins(scan.table[:sound]), stop))]
             if not len(table):
                 if sound:
-                    break  # the next batch begins behind the end
+                    break  # the next batch begins after the end
                 if len(scan.table):
-                    raise _disordered(view, segment, at, scan.table[0], position)
+                    row = scan.table[0]
+                    what = f"a batch that ends at offset {row[LAST_OFFSET]} contradicts its neighbours or its segment"
+                    raise _damaged(view, segment, what, at + int(row[POSITION]), position)
                 buffer = _grown(view, segment, at, position, len(buffer), got, scan.code, limits)
                 continue
             if hidden:
@@ -184,25 +186,18 @@ def read_chunks(
             at += int(table[-1, POSITION] + table[-1, SIZE])
         number += 1
         if number == len(view.bases) and position < stop and at >= segment.size_bytes:
-            # Behind the last batch nothing was compacted away: it ends the log.
-            raise DamagedLog(
-                f"the log ends at {position}, below {end}, up to which it can be read",
-                partition=view.partition,
-                file=segment.log.path,
-                position=segment.size_bytes,
-                offset=position,
-                hint="Run `duramen recover`",
-            )
+            # After the last batch nothing was compacted away: it ends the log.
+            what = f"the log ends at {position}, below {end}, up to which it can be read"
+            raise _damaged(view, segment, what, segment.size_bytes, position)
 
 
-def _disordered(view: LogView, segment: LogSegment, at: int, row: npt.NDArray[np.int64], position: int) -> DamagedLog:
-    last_offset = int(row[LAST_OFFSET])
+def _damaged(view: LogView, segment: LogSegment, what: str, position: int, offset: int) -> DamagedLog:
     return DamagedLog(
-        f"a batch that ends at offset {last_offset} contradicts its neighbours or its segment",
+        what,
         partition=view.partition,
         file=segment.log.path,
-        position=at + int(row[POSITION]),
-        offset=position,
+        position=position,
+        offset=offset,
         hint="Run `duramen recover`",
     )
 
@@ -213,14 +208,8 @@ def _grown(
     """A larger buffer for the batch at `at`; an error when no buffer would help."""
     header = next(segment.headers(at), None)
     if header is None or header.size_bytes <= got:
-        raise DamagedLog(
-            f"committed records cannot be read: {EXPLAINED.get(code, 'the file ends early')}",
-            partition=view.partition,
-            file=segment.log.path,
-            position=at,
-            offset=position,
-            hint="Run `duramen recover`",
-        )
+        what = f"committed records cannot be read: {EXPLAINED.get(code, 'the file ends early')}"
+        raise _damaged(view, segment, what, at, position)
     if header.size_bytes > limits.read_buffer_bytes:
         raise _too_large(view, segment, header, limits)
     while size < header.size_bytes:
@@ -273,7 +262,7 @@ def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> Ti
 
 
 def _searched(view: LogView) -> Iterator[tuple[int, LogSegment]]:
-    """The segments with their numbers. Nothing behind the end is judged where another process may be writing it."""
+    """The segments with their numbers. Nothing after the end is judged where another process may be writing it."""
     for number, base in enumerate(view.bases):
         segment = view.open_segment(base)
         if base >= view.end_offset and not segment.writable:
@@ -304,7 +293,7 @@ def _first_at_or_after(
 ) -> TimestampOffset | None:
     for header in headers:
         if header.last_offset < view.log_start_offset or header.max_timestamp_ms < timestamp_ms:
-            if header.next_offset >= view.end_offset:  # nothing behind the end is judged: a writer may be at work there
+            if header.next_offset >= view.end_offset:  # nothing after the end is judged: a writer may be at work there
                 return None
             continue
         for offset, timestamp in _timestamps(view, segment, header, limits):
@@ -343,7 +332,7 @@ def _timestamps(view: LogView, segment: LogSegment, header: BatchHeader, limits:
     """(offset, timestamp) of the records of one batch. Raises CorruptBatch, BufferLimit, DecompressionLimit."""
     if header.size_bytes > limits.read_buffer_bytes:
         raise _too_large(view, segment, header, limits)
-    if header.next_offset < view.end_offset:  # no checksum covers the offset, but the batch behind may contradict it
+    if header.next_offset < view.end_offset:  # no checksum covers the offset, but the batch after may contradict it
         following = begin_after(segment.log, header.end_position, segment.size_bytes)
         if following is not None and following <= header.last_offset:
             raise CorruptBatch(

@@ -1,7 +1,7 @@
 """Opening a partition directory: finish or undo what was interrupted, and after an unclean stop check what was not
 yet durable.
 
-Follows Kafka's loader step by step, with two differences that lose less: what is cut off and intact segments behind a
+Follows Kafka's loader step by step, with two differences that lose less: what is cut off and intact segments after a
 cut are set aside in `quarantine/` with the reason, and index contents are checked, not only their presence.
 Everything done is in the report.
 """
@@ -10,88 +10,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from logstore.config import LogConfig
 from logstore.directory.deletion import mark_deleted, sweep_deleted
 from logstore.directory.state import SegmentEntry
-from logstore.directory.swap import replace_segments
-from logstore.errors import (
-    BufferLimit,
-    CorruptBatch,
-    CorruptCheckpoint,
-    CorruptIndex,
-    DamagedLog,
-    DamageError,
-    OffsetOverflow,
-)
+from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint, CorruptIndex, DamagedLog, OffsetOverflow
 from logstore.files import make_directory
 from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX
+from logstore.partition.cutting import LogCutter, data_end
 from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import LeaderEpochs
-from logstore.partition.producer_state import AppendOrigin, ProducerStateManager
+from logstore.partition.overflow import split_segment
+from logstore.partition.producer_state import AppendOrigin
+from logstore.partition.producer_state_manager import ProducerStateManager
 from logstore.partition.producers import producer_entries, replay
-from logstore.partition.quarantine import copy_range, new_folder, write_reason
+from logstore.partition.recovery_report import Cut, RecoveryReport
+from logstore.partition.replacements import finish_replacements, numbered_files
 from logstore.partition.soundness import MALFORMED, in_order, well_formed
-from logstore.records.table import (
-    BASE_OFFSET,
-    LAST_OFFSET,
-    LEADER_EPOCH,
-    POSITION,
-    SIZE,
-    BatchTable,
-)
+from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSITION, SIZE, BatchTable
 from logstore.segment.batches import Chunk
-from logstore.segment.names import (
-    LEADER_EPOCH_CHECKPOINT,
-    SEGMENT_KINDS,
-    TEMPORARY_SUFFIX,
-    FileKind,
-    NumberedFile,
-    Transient,
-    file_name,
-    parse_file_name,
-)
+from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name
 from logstore.segment.resync import intact_at
-from logstore.segment.segment import LogSegment
+from logstore.segment.segment import LogSegment, SegmentSettings
 from logstore.topic import TopicPartition
-
-_BLOCK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Bytes that left a segment, and why."""
-
-    file: str
-    position: int
-    dropped_bytes: int
-    reason: str
-
-
-@dataclass(slots=True)
-class RecoveryReport:
-    """What opening the partition did; everything empty after a clean stop."""
-
-    clean: bool
-    segments_scanned: int = 0
-    bytes_scanned: int = 0
-    cuts: list[Cut] = field(default_factory=list)
-    quarantined: list[str] = field(default_factory=list)
-    rebuilt: list[str] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    split: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def dropped_bytes(self) -> int:
-        return sum(cut.dropped_bytes for cut in self.cuts)
-
-    @property
-    def found_damage(self) -> bool:
-        return bool(self.cuts or self.quarantined)
 
 
 @dataclass(slots=True)
@@ -135,26 +79,32 @@ class Loader:
         self._keep_offset = known.keep_offset
         self._expiration_ms = environment.producer_expiration_ms
         self._segments: list[LogSegment] = []
-        self._folder: str | None = None
         self.report = RecoveryReport(known.clean)
+        self._cutter = LogCutter(self._fs, directory, partition, self.report, self._clock)
 
     def load(self) -> Loaded:
         """Raises DuramenError only for what cannot be repaired from the directory itself."""
         if not self._clean or not self._fs.exists(self._directory):
             make_directory(self._fs, self._directory)
-        self._finish_replacements()
+        delay_ms = self._config.file_delete_delay_ms
+        now_ms = self._clock.now_ms()
+        self.report.removed += sweep_deleted(self._fs, self._directory, delay_ms=delay_ms, now_ms=now_ms)
+        removed, replaced = finish_replacements(self._fs, self._directory, self._limits)
+        self.report.removed += removed
+        if replaced:
+            self._listed.clear()  # made before the replacement, or before it was undone
         self._repair_overflow(self._open_segments)
         epochs, epochs_lost = self._load_epochs()
         producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
         if self._clean:
-            self._doubt()
+            self._check_clean_stop()
         if not self._clean:
             self._repair_overflow(lambda: self._recover(epochs, producers))
         if self._segments:
             self._log_start = max(self._log_start, self._segments[0].base_offset)
         end = self._segments[-1].next_offset() if self._segments else self._log_start
         if self._segments and end < self._log_start:
-            self.report.notes.append(f"the log ends at {end}, below its start {self._log_start}: begun anew there")
+            self.report.notes.append(f"the log ends at {end}, below its start {self._log_start}: started again there")
             self._drop_all(epochs, producers)
             end = self._log_start
         if not self._segments:
@@ -166,13 +116,13 @@ class Loader:
         strays = producers.remove_stray_snapshots([segment.base_offset for segment in self._segments])
         self._rebuild_producers(producers, end)
         if not self._clean or strays or self.report.removed or self.report.rebuilt:
-            self._fs.fsync_dir(self._directory)  # before the state file says so, and before anything is written anew
+            self._fs.fsync_dir(self._directory)  # before the state file says so, and before anything is written again
         producers.take_snapshot()
         recovery_point = end if self._clean else min(self._recovery_point, end)
         return Loaded(self._segments, self._log_start, end, recovery_point, epochs, producers, self.report)
 
-    def _doubt(self) -> None:
-        """Take a stop for unclean after all where a segment is shorter than it was, or the last one ends in a batch."""
+    def _check_clean_stop(self) -> None:
+        """Treat the stop as unclean if a segment is shorter than it was, or the last one ends inside a batch."""
         for at, segment in enumerate(self._segments):
             reason = ""
             if segment.size_bytes < self._listed.get(segment.base_offset, 0):
@@ -192,76 +142,19 @@ class Loader:
                 self._recovery_point = max(segment.base_offset, self._log_start)
                 return
 
-    # --- interrupted replacements -----------------------------------------------------------------------------------
-
-    def _numbered(self) -> list[NumberedFile]:
-        parsed = (parse_file_name(name) for name in self._fs.listdir(self._directory))
-        return [file for file in parsed if file is not None]
-
     def _unlink(self, file: NumberedFile) -> None:
         path = os.path.join(self._directory, file.name)
         self._fs.unlink(path)
         self.report.removed.append(path)
 
-    def _finish_replacements(self) -> None:
-        now_ms = self._clock.now_ms()
-        delay_ms = self._config.file_delete_delay_ms
-        self.report.removed += sweep_deleted(self._fs, self._directory, delay_ms=delay_ms, now_ms=now_ms)
-        for name in self._fs.listdir(self._directory):
-            if name.endswith(TEMPORARY_SUFFIX):  # a small file whose replacement was never finished
-                self._fs.unlink(os.path.join(self._directory, name))
-                self.report.removed.append(os.path.join(self._directory, name))
-        files = self._numbered()
-        cleaned = [file for file in files if file.transient is Transient.CLEANED]
-        if cleaned:
-            # Renaming to .swap goes from the highest base down: a .cleaned left means that from its base on nothing
-            # is complete.
-            incomplete_from = min(file.base_offset for file in cleaned)
-            for file in files:
-                if file.transient is Transient.SWAP and file.base_offset >= incomplete_from:
-                    self._unlink(file)
-            for file in cleaned:
-                self._unlink(file)
-            files = self._numbered()
-        swaps = [file for file in files if file.transient is Transient.SWAP]
-        logs = [file for file in swaps if file.kind is FileKind.LOG]
-        if logs:
-            low = min(file.base_offset for file in logs)
-            high = max(self._swap_end(file) for file in logs)
-            for file in files:
-                if file.transient is Transient.NONE and low <= file.base_offset < high:
-                    self._unlink(file)
-        for file in swaps:
-            plain = file_name(file.base_offset, file.kind)
-            self._fs.rename(os.path.join(self._directory, file.name), os.path.join(self._directory, plain))
-        if cleaned or swaps:
-            self._listed.clear()  # made before the replacement, or before it was undone
-            self._fs.fsync_dir(self._directory)
-
-    def _swap_end(self, file: NumberedFile) -> int:
-        """One past the last offset of a complete replacement; a 0-byte one covers its own base only."""
-        segment = LogSegment(self._fs, self._directory, file.base_offset, suffix=Transient.SWAP, limits=self._limits)
-        try:
-            return max(segment.next_offset(), file.base_offset + 1 if segment.size_bytes == 0 else 0)
-        finally:
-            segment.close(clean=False)
-
     # --- opening segments -------------------------------------------------------------------------------------------
 
     def _segment(self, base_offset: int) -> LogSegment:
-        return LogSegment(
-            self._fs,
-            self._directory,
-            base_offset,
-            index_interval_bytes=self._config.index_interval_bytes,
-            index_bytes=self._config.segment_index_bytes,
-            created_ms=self._clock.now_ms(),
-            writable=True,
-            limits=self._limits,
-        )
+        settings = SegmentSettings.under(self._config, created_ms=self._clock.now_ms())
+        return LogSegment(self._fs, self._directory, base_offset, settings=settings, writable=True, limits=self._limits)
 
     def _open_segments(self) -> None:
-        files = self._numbered()
+        files = numbered_files(self._fs, self._directory)
         logs = {file.base_offset for file in files if file.kind is FileKind.LOG and file.transient is Transient.NONE}
         for file in files:
             orphan = file.kind in SEGMENT_KINDS and file.transient is Transient.NONE and file.base_offset not in logs
@@ -283,7 +176,7 @@ class Loader:
         unflushed = 0 if self._clean else self._first_unflushed()
         for at, segment in enumerate(self._segments):
             # After a clean stop only the active segment's index is looked through: the others have not been written
-            # since. After an unclean one those that recovery will not make anew.
+            # since. After an unclean one those that recovery will not rebuild.
             if not self._clean and at >= unflushed:
                 continue
             suspicious = not self._clean or at == len(self._segments) - 1
@@ -329,7 +222,7 @@ class Loader:
         except (BufferLimit, *MALFORMED) as error:
             self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
         segment.seal()
-        segment.flush()  # no recovery point will have this done
+        segment.flush()  # no recovery point would make recovery do this
         producers.take_snapshot()  # those above the segment's base have been dropped
         self.report.rebuilt.append(f"{segment.offset_index.path}: {reason}")
 
@@ -380,7 +273,7 @@ class Loader:
         self, segment: LogSegment, at: int, epochs: LeaderEpochs, producers: ProducerStateManager
     ) -> bool:
         """Scan one segment and rebuild its indexes; True when bytes were cut or are missing: the log ends here."""
-        producers.update_map_end_offset(segment.base_offset)  # behind a gap the last segment ended lower
+        producers.update_map_end_offset(segment.base_offset)  # after a gap the last segment ended lower
         producers.take_snapshot()
         segment.reset_indexes()
         self.report.segments_scanned += 1
@@ -420,15 +313,17 @@ class Loader:
         missing = "" if cut else self._missing_behind(at, valid, last_offset + 1)
         if cut or missing:
             reason = missing or reason or "the file ends inside a batch"
-            self._keep(segment.path(FileKind.LOG), valid, last_offset + 1, reason)
-            self._end_log(at, valid, reason)
+            path = segment.path(FileKind.LOG)
+            self._keep(path, valid, last_offset + 1, reason)
+            dropped = max(segment.log.size(), self._listed.get(segment.base_offset, 0)) - valid
+            self._cutter.end_log(self._segments, at, Cut(path, valid, dropped, reason))
         producers.update_map_end_offset(last_offset + 1)
         segment.seal()
         producers.take_snapshot()
         return bool(cut or missing)
 
     def _missing_behind(self, at: int, size_bytes: int, next_offset: int) -> str:
-        """Why the segment behind this one does not continue it; '' when it does, or there is none.
+        """Why the segment after this one does not continue it; '' when it does, or there is none.
 
         A power cut may take whole batches off the end of one segment and leave the next. A gap is believed (compaction
         makes them) where the state file has both segments and this one is as long as it was: a segment is listed before
@@ -445,21 +340,6 @@ class Loader:
             return f"the segment at {following} was never a part of the log"
         return ""
 
-    def _end_log(self, at: int, size_bytes: int, reason: str) -> None:
-        """Let the log end in this segment. The damage goes last: found again, it leads here again."""
-        segment = self._segments[at]
-        path = segment.path(FileKind.LOG)
-        dropped = max(segment.log.size(), self._listed.get(segment.base_offset, 0)) - size_bytes
-        self.report.cuts.append(Cut(path, size_bytes, dropped, reason))
-        end = _data_end(segment, size_bytes)
-        if end > size_bytes:
-            target = os.path.join(self._quarantine_folder(), f"{os.path.basename(path)}.from-{size_bytes}")
-            copy_range(self._fs, segment.log, size_bytes, end, target)
-            self.report.quarantined.append(target)
-        self._quarantine(at + 1)
-        segment.cut_bytes(size_bytes)
-        segment.log.fsync()
-
     def _keep(self, path: str, position: int, end_offset: int, reason: str) -> None:
         """Raises DamagedLog when ending the log at `end_offset` would cost records that must stay."""
         if max(end_offset, self._log_start) < self._keep_offset:
@@ -475,10 +355,10 @@ class Loader:
     def _trim_preallocated(self, segment: LogSegment, size_bytes: int, next_offset: int, upper: int | None) -> bool:
         """Cut a tail of zeros that was never written to; False when it may stand where records were.
 
-        A preallocated file of which nothing is missing: it is the last one, or the next goes on right behind it.
+        A preallocated file of which nothing is missing: it is the last one, or the next goes on right after it.
         """
         whole = upper is None or upper == next_offset
-        if not (self._config.preallocate and whole and _data_end(segment, size_bytes) == size_bytes):
+        if not (self._config.preallocate and whole and data_end(segment, size_bytes) == size_bytes):
             return False
         self.report.notes.append(
             f"{segment.path(FileKind.LOG)}: preallocated tail of {segment.log.size() - size_bytes} bytes cut"
@@ -495,51 +375,10 @@ class Loader:
                 epochs.assign(epoch, base if base >= 0 else int(table[row, LAST_OFFSET]), store=store)
                 latest = epoch
 
-    def _quarantine_folder(self) -> str:
-        if self._folder is None:
-            self._folder = new_folder(self._fs, self._directory)
-        return self._folder
-
-    def _quarantine(self, from_segment: int) -> None:
-        """Move the segments behind a cut out of the log: their offsets will be given anew."""
-        for segment in self._segments[from_segment:]:
-            keep = _data_end(segment, 0) > 0
-            segment.close(clean=False)
-            for kind in (*SEGMENT_KINDS, FileKind.SNAPSHOT):
-                source = segment.path(kind)
-                if not self._fs.exists(source):
-                    continue
-                if not keep:
-                    self._fs.unlink(source)
-                    self.report.removed.append(source)
-                    continue
-                target = os.path.join(self._quarantine_folder(), os.path.basename(source))
-                self._fs.rename(source, target)
-                if kind is FileKind.LOG:
-                    self.report.quarantined.append(target)
-        del self._segments[from_segment:]
-        if self._folder is not None:
-            self._write_reason(self._folder)
-            self._fs.fsync_dir(self._folder)
-        self._fs.fsync_dir(self._directory)
-
-    def _write_reason(self, folder: str) -> None:
-        cuts = [
-            {
-                "file": os.path.basename(cut.file),
-                "position": cut.position,
-                "dropped_bytes": cut.dropped_bytes,
-                "reason": cut.reason,
-            }
-            for cut in self.report.cuts
-        ]
-        text = {"partition": str(self._partition), "time_ms": self._clock.now_ms(), "cuts": cuts}
-        write_reason(self._fs, folder, text)
-
     # --- producer state ---------------------------------------------------------------------------------------------
 
     def _rebuild_producers(self, producers: ProducerStateManager, end_offset: int) -> None:
-        """Producer state as of `end_offset`: the newest usable snapshot, then the headers behind it."""
+        """Producer state as of `end_offset`: the newest usable snapshot, then the headers after it."""
         for error in producers.truncate_and_reload(self._log_start, end_offset, self._clock.now_ms()):
             self.report.notes.append(f"snapshot dropped: {error}")
         start = max(producers.map_end_offset, self._log_start)
@@ -548,7 +387,7 @@ class Loader:
             if segment.base_offset >= end_offset or (following is not None and following <= start):
                 continue
             producers.update_map_end_offset(max(segment.base_offset, start))
-            if at + 2 >= len(self._segments):  # so that the next start, or a truncation, need not come this way again
+            if at + 2 >= len(self._segments):  # so that the next start, or a truncation, need not replay this again
                 producers.take_snapshot()
             try:
                 replay(producers, segment, start, end_offset, self._limits)
@@ -577,59 +416,15 @@ class Loader:
                 step()
                 return
             except OffsetOverflow as error:
-                self._split(str(error.file))
+                path = str(error.file)
+                self._close_segments()
+                count = split_segment(self._fs, path, self._config, self._limits)
+                self._listed.clear()
+                self.report.split.append(f"{path} into {count}")
                 self._open_segments_again()
 
     def _open_segments_again(self) -> None:
         self._repair_overflow(self._open_segments)
-
-    def _split(self, path: str) -> None:
-        """Copy a segment into several whose offsets fit, and swap them in (old releases left such segments)."""
-        parsed = parse_file_name(os.path.basename(path))
-        assert parsed is not None
-        self._close_segments()
-        source = LogSegment(self._fs, self._directory, parsed.base_offset, limits=self._limits)
-        outputs: list[LogSegment] = []
-        for chunk in source.chunks(verify_crc=False):
-            for row in range(len(chunk.table)):
-                base = int(chunk.table[row, BASE_OFFSET])
-                last = int(chunk.table[row, LAST_OFFSET])
-                if not outputs or last - outputs[-1].base_offset > RELATIVE_OFFSET_MAX:
-                    legacy_base = last if outputs else parsed.base_offset  # where it begins is known only inside
-                    outputs.append(self._split_output(base if base >= 0 else legacy_base))
-                outputs[-1].place(
-                    chunk.data, chunk.table[: row + 1], row, next_offset=0, assign=False, indexes_may_fill=True
-                )
-        total = sum(output.size_bytes for output in outputs)
-        size = source.size_bytes
-        source.close(clean=False)
-        bases = [output.base_offset for output in outputs]
-        for output in outputs:
-            output.seal()
-            output.flush()
-            output.close(clean=False)
-            self._fs.unlink(output.offset_index.path)  # so that all three indexes are made anew, with transactions
-        if total != size:
-            raise DamageError(f"splitting gave {total} bytes of {size}", file=path, partition=self._partition)
-        replace_segments(self._fs, self._directory, bases, [parsed.base_offset])
-        self._listed.clear()
-        self.report.split.append(f"{path} into {len(bases)}")
-
-    def _split_output(self, base_offset: int) -> LogSegment:
-        for kind in SEGMENT_KINDS:
-            leftover = os.path.join(self._directory, file_name(base_offset, kind, Transient.CLEANED))
-            if self._fs.exists(leftover):
-                self._fs.unlink(leftover)
-        return LogSegment(
-            self._fs,
-            self._directory,
-            base_offset,
-            index_interval_bytes=self._config.index_interval_bytes,
-            index_bytes=self._config.segment_index_bytes,
-            writable=True,
-            suffix=Transient.CLEANED,
-            limits=self._limits,
-        )
 
 
 def _in_order(segment: LogSegment, chunk: Chunk, last_offset: int, upper: int | None) -> tuple[int, str]:
@@ -638,7 +433,7 @@ def _in_order(segment: LogSegment, chunk: Chunk, last_offset: int, upper: int | 
 
 
 def _needs_no_index(segment: LogSegment) -> bool:
-    """Whether an index would have no entry, and nothing is wrong that making one would tell."""
+    """Whether an index would have no entry, and rebuilding it would find nothing wrong."""
     if segment.size_bytes > segment.index_interval_bytes:
         return False
     try:
@@ -659,15 +454,3 @@ def _is_whole(segment: LogSegment, upper: int | None) -> bool:
     except (CorruptBatch, BufferLimit):
         return False
     return True
-
-
-def _data_end(segment: LogSegment, position: int) -> int:
-    """Where the zeros at the end of the file begin, `position` at the least: they are not worth keeping."""
-    end = segment.log.size()
-    while position < end:
-        size = min(_BLOCK_BYTES, end - position)
-        data = segment.log.pread(size, end - size).rstrip(b"\0")
-        if data:
-            return end - size + len(data)
-        end -= size
-    return position

@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from logstore.config import LogConfig
+from logstore.topic import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
     base_offset: int
     size_bytes: int
-    #: from the segment list or the time index, which nothing protects: enough to keep a segment, not to delete it
+    #: from the segment list or the time index, which has no checksum: enough to keep a segment, not to delete it
     largest_timestamp_ms: int
     #: the same from the log itself, asked only for a segment that would go
     confirm_ms: Callable[[], int] | None = field(default=None, compare=False)
 
     def is_older(self, before_ms: int) -> bool:
-        """Whether its newest record is, by what is known of it and then by its batches."""
+        """Whether its newest record is older, by the segment list or time index and then by its batches."""
         if self.largest_timestamp_ms >= before_ms:
             return False
         return self.confirm_ms is None or self.confirm_ms() < before_ms
@@ -129,6 +130,23 @@ class RetentionPass:
     @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a run did to a partition, or would do."""
+
+    partition: TopicPartition
+    log_start_offset: int
+    #: what each policy removed, or would remove
+    passes: tuple[RetentionPass, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRecords:
+    partition: TopicPartition
+    log_start_offset_before: int
+    log_start_offset: int
 
 
 def retention_passes(policies: Sequence[RetentionPolicy], log: LogFacts, now_ms: int) -> Iterator[RetentionPass]:

@@ -27,9 +27,9 @@ class RollReason(Enum):
     OFFSET_OVERFLOW = codes.ROLL_OFFSET_OVERFLOW
 
 
-def roll_limits(config: LogConfig, jitter_ms: int) -> RollLimits:
+def roll_limits(config: LogConfig, jitter_ms: int, *, now_ms: int, fresh: bool) -> RollLimits:
     """What the topic's settings allow a segment that has this jitter."""
-    return RollLimits(config.segment_bytes, max_segment_ms(config) - jitter_ms)
+    return RollLimits(config.segment_bytes, max_segment_ms(config) - jitter_ms, now_ms, fresh)
 
 
 def max_segment_ms(config: LogConfig) -> int:
@@ -38,8 +38,8 @@ def max_segment_ms(config: LogConfig) -> int:
 
 
 def jitter_ms(config: LogConfig, partition: str, base_offset: int) -> int:
-    """Taken off a segment's age, so that many partitions do not roll in the same moment. Without a dice: every process
-    that opens the segment must come to the same.
+    """Taken off a segment's age, so that many partitions do not roll in the same moment. Not random: every process that
+    opens the segment must come to the same.
     """
     bound = min(config.segment_jitter_ms, config.segment_ms)
     return crc32c(f"{partition}@{base_offset}".encode()) % bound if bound > 0 else 0

@@ -18,12 +18,12 @@ from logstore.records.legacy import decode_legacy
 from logstore.records.table import ATTRIBUTES, CODEC_MASK, CONTROL_BIT, LAST_OFFSET, MAGIC, POSITION, SIZE
 from logstore.segment.batches import Chunk, begin_after, begin_offsets, ordered_batches
 
-#: what opening a batch with a sound checksum may still show
+#: errors that a batch with a sound checksum may still show when it is opened
 MALFORMED = (CorruptBatch, DecompressionLimit, UnsupportedFormat)
 
 
 def in_order(file: File, chunk: Chunk, *, after: int, low: int, high: int) -> tuple[int, str]:
-    """How many leading batches continue the log behind offset `after`, within [low, high), and what is wrong with the
+    """How many leading batches continue the log after offset `after`, within [low, high), and what is wrong with the
     next one ('' when nothing is).
     """
     table = chunk.table

@@ -33,7 +33,7 @@ class StateFile:
             except CorruptState as error:
                 self.notes.append(f"state file rebuilt: {error}")
             if found is not None and not known.clean:
-                fs.fsync_dir(os.path.dirname(path))  # a killed process may not have: all that follows goes by it
+                fs.fsync_dir(os.path.dirname(path))  # a killed process may not have: everything after this relies on it
         state = found or _unknown_state(fs, directory, known.log_start_offset)
         if state.swap is not None and path is not None:
             state = finish_swap(fs, directory, path, state)
@@ -45,7 +45,7 @@ class StateFile:
         self._told_recovery_point = known.recovery_point
 
     def corrected(self, known: LastKnown) -> LastKnown:
-        """What the caller knows, where the file does not know better."""
+        """What the caller knows, unless the file knows better."""
         point, point_max = known.recovery_point, self._state.recovery_point_max
         return replace(
             known,
@@ -65,13 +65,13 @@ class StateFile:
                 segment.confirm_largest()
 
     def place(self, *, clean: bool) -> None:
-        """Make the folder it lies in."""
+        """Make its folder."""
         folder = None if self.path is None else os.path.dirname(self.path)
         if folder and not (clean and self._fs.exists(folder)):
             make_directory(self._fs, folder)
 
-    def told(self, recovery_point: int) -> None:
-        """A caller may have written down that everything below is on disk."""
+    def note_recovery_point(self, recovery_point: int) -> None:
+        """A caller may have recorded that everything below is on disk."""
         self._told_recovery_point = max(self._told_recovery_point, recovery_point)
 
     def save(

@@ -27,8 +27,6 @@ from logstore.records.table import (
     BatchTable,
 )
 
-_RECORD_OVERHEAD_MAX = 21 + HEADER_BYTES
-
 
 def topic_codec_id(config: LogConfig, producer_codec_id: int) -> int:
     """The codec a batch is stored with: the topic's, unless it leaves the choice to the producer."""
@@ -55,7 +53,7 @@ def check_sizes(table: BatchTable, config: LogConfig, partition: object) -> None
 
 
 def check_timestamps(smallest_ms: int, largest_ms: int, config: LogConfig, now_ms: int, partition: object) -> None:
-    """Raises InvalidTimestamp for a create time too old or too far ahead; -1 is nobody's business."""
+    """Raises InvalidTimestamp for a create time too old or too far ahead; -1 is not checked."""
     if smallest_ms >= 0 and now_ms - smallest_ms > config.message_timestamp_before_max_ms:
         raise InvalidTimestamp(
             f"timestamp {smallest_ms} is more than message.timestamp.before.max.ms="
@@ -80,9 +78,10 @@ def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: in
                 f"row {row} has no key; a compacted topic needs a key in every record", partition=partition, row=row
             )
     if columns.timestamps_ms is not None and config.message_timestamp_type == "CreateTime":
-        known = columns.timestamps_ms
+        known, given = columns.timestamps_ms, None
         if columns.timestamps_valid_address:  # a null becomes the time of the append
-            known = known[_valid_rows(columns.timestamps_valid_address, columns.timestamps_valid_bit, columns.count)]
+            given = _valid_rows(columns.timestamps_valid_address, columns.timestamps_valid_bit, columns.count)
+            known = known[given]
         if len(known) and int(known.min()) == NO_TIMESTAMP:
             known = known[known != NO_TIMESTAMP]
         if len(known):
@@ -91,7 +90,8 @@ def check_columns(columns: Columns, config: LogConfig, now_ms: int, codec_id: in
             except InvalidTimestamp as error:
                 too_old = now_ms - int(known.min()) > config.message_timestamp_before_max_ms
                 culprit = known.min() if too_old else known.max()
-                row = int(np.flatnonzero(columns.timestamps_ms == culprit)[0])
+                found = columns.timestamps_ms == culprit
+                row = int(np.argmax(found if given is None else found & given))
                 error.reworded(f"row {row}: {error.what}", row=row)
                 raise
     largest = _largest_row(columns, config.max_message_bytes) if codec_id == 0 else None

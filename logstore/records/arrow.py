@@ -7,7 +7,6 @@ and `timestamp_type`; binary columns with int32 offsets, because Spark takes no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,28 +31,6 @@ RECORD_SCHEMA = pa.schema(
 _ROWS_AT_ONCE = 1 << 16
 _NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
 _NO_OFFSETS = pa.py_buffer(bytes(4 * _ROWS_AT_ONCE))  # of up to so many empty lists, less one
-
-
-def columns_from_arrow(table: pa.Table | pa.RecordBatch, memory: Memory | None = None) -> Iterator[Columns]:
-    """Slices of at most 65,536 rows, so that nothing is converted for the whole table at once. Raises InvalidRecord.
-
-    What is converted lies in `memory`, where there is one.
-    """
-    known = ("key", "value", "timestamp", "headers")
-    names = table.schema.names
-    for name in names:
-        if name not in known:
-            raise InvalidRecord(f"column {name!r} is none of {', '.join(known)}")
-        if names.count(name) > 1:
-            raise InvalidRecord(f"column {name!r} is there {names.count(name)} times")
-    if "value" not in names:
-        raise InvalidRecord("there is no column 'value'")
-    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
-    if memory is None:
-        memory = Memory(blocks=10)  # five columns' offsets; the caller may look at a slice while it asks for the next
-    for batch in batches:
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield columns_of_batch(batch.slice(start, _ROWS_AT_ONCE), memory)
 
 
 def columns_of_batch(batch: pa.RecordBatch, memory: Memory | None = None) -> Columns:

@@ -1,4 +1,4 @@
-"""What a kernel answers. Zero is well; the rest says why it stopped."""
+"""What a kernel returns. Zero is success; the rest says why it stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROLL_APPEND_TOO_LARGE = 16
 EXPLAINED = {
     PARTIAL: "the file ends inside a batch",
     BAD_LENGTH: "the batch length is impossible",
-    BAD_MAGIC: "the magic byte is none of 0, 1, 2",
+    BAD_MAGIC: "the magic byte is not 0, 1 or 2",
     BAD_CRC: "the checksum does not match",
     BAD_OFFSET: "the batch's offsets are impossible",
     BAD_COUNT: "the record count does not fit the batch",

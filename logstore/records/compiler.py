@@ -77,7 +77,7 @@ def _emit(level: Level, folder: Path, only: Sequence[str]) -> None:
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=level.cpu, features=level.features, opt=3, reloc="pic", codemodel="small"
     )
-    llvm.add_symbol(ARM_CRC, 1)  # numba links its own machine's code, which nobody calls
+    llvm.add_symbol(ARM_CRC, 1)  # numba links its own machine's code, which is never called
     objects = []
     for name, symbol, _, library in compiled_kernels(only):
         # The layout of the machine that numba ran on gives way to that of the machine the code is for.

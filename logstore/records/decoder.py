@@ -91,7 +91,8 @@ class Decoder:
     def opened(
         self, data: npt.NDArray[np.uint8], table: BatchTable, *, file: str | None = None, base_position: int = 0
     ) -> Iterator[tuple[int, int]]:
-        """Groups of batches [first, last) whose payloads are at hand until the next step; none of only skipped ones."""
+        """Groups of batches [first, last) whose payloads are in memory until the next step; none of only skipped
+        ones."""
         if not self._control:
             table[:, SKIP] |= (table[:, ATTRIBUTES] & CONTROL_BIT) != 0
         first = 0
@@ -322,8 +323,8 @@ class _Output:
 
 
 def _header_outputs(payload: int, block: npt.NDArray[np.int64]) -> tuple[_Output, _Output]:
-    """Room for the names and values of headers. It is made for the worst case and not kept: what is never written is
-    never given to us by the system.
+    """Room for the names and values of headers. It is made for the worst case and not kept: the system allocates no
+    pages that are never written.
     """
     capacity = payload // 2  # a header takes two bytes at least
     block[slots.D_HEADER_CAPACITY] = capacity

@@ -20,12 +20,10 @@ from logstore.records import slots
 from logstore.records.codes import FULL
 from logstore.records.columns import BytesColumn, Columns
 from logstore.records.compression import CODECS
-from logstore.records.header import HEADER
 from logstore.records.memory import Memory
 from logstore.records.native import address_of, kernels
 from logstore.records.record import NO_TIMESTAMP
 from logstore.records.table import (
-    CODEC_MASK,
     CONTROL_BIT,
     COUNT,
     CRC,
@@ -34,7 +32,6 @@ from logstore.records.table import (
     PAYLOAD_ADDRESS,
     PAYLOAD_SIZE,
     POSITION,
-    PREFIX_BYTES,
     SIZE,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
@@ -121,7 +118,7 @@ class Encoder:
     ) -> Iterator[EncodedBatches]:
         """All rows (or those of `selection`, in its order) as batches, a buffer at a time.
 
-        Who encodes many selections of the same rows calls `check_columns` once and says `checked`.
+        A caller with many selections of the same rows calls `check_columns` once and passes `checked`.
 
         Uncompressed batches are put where `room` says, which is asked for at least so many bytes before each step.
 
@@ -197,7 +194,7 @@ class Encoder:
         return EncodedBatches(self._packed[:at], table)
 
     def _make_room(self, used: int, size: int) -> None:
-        """Have `size` bytes for packed batches, the first `used` of them kept."""
+        """Make room for `size` bytes of packed batches, keeping the first `used`."""
         if len(self._packed) < size:
             larger = self._memory.block(max(size, 2 * used))
             larger[:used] = self._packed[:used]
@@ -266,7 +263,7 @@ def _check_timestamps(columns: Columns) -> None:
     times = columns.timestamps_ms
     if times is None or int(times.min()) >= NO_TIMESTAMP:
         return
-    if columns.timestamps_valid_address:  # what stands behind a null may be anything
+    if columns.timestamps_valid_address:  # the bytes of a null may be anything
         first = columns.timestamps_valid_bit
         size = (first + len(times) + 7) // 8
         bitmap = np.frombuffer(ctypes.string_at(columns.timestamps_valid_address, size), dtype=np.uint8)
@@ -288,34 +285,6 @@ def _check_offset_deltas(columns: Columns) -> None:
 def _check_selection(columns: Columns, selection: npt.NDArray[np.int64] | None) -> None:
     if selection is not None and (int(selection.min()) < 0 or int(selection.max()) >= columns.count):
         raise IndexError(f"rows {selection.min()} to {selection.max()} were selected, of {columns.count}")
-
-
-def encode_empty_batch(options: BatchOptions, *, last_offset: int, max_timestamp_ms: int) -> bytes:
-    """A batch without records that keeps the offsets up to `last_offset` and the producer's numbers, as compaction
-    leaves one behind. It has no codec and no delete horizon.
-    """
-    if not 0 <= last_offset - options.base_offset <= INT32_MAX:
-        raise InvalidRecord(f"a batch cannot reach from offset {options.base_offset} to {last_offset}")
-    batch = bytearray(HEADER_BYTES)
-    HEADER.pack_into(
-        batch,
-        0,
-        options.base_offset,
-        HEADER_BYTES - PREFIX_BYTES,
-        options.leader_epoch,
-        2,
-        0,
-        options.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT),
-        last_offset - options.base_offset,
-        NO_TIMESTAMP,
-        max_timestamp_ms,
-        options.producer_id,
-        options.producer_epoch,
-        options.base_sequence,
-        0,
-    )
-    kernels().finish_batch(address_of(batch), HEADER_BYTES)
-    return bytes(batch)
 
 
 def encode_batch(columns: Columns, options: BatchOptions) -> bytes:

@@ -54,7 +54,7 @@ class BatchHeader:
 
     @property
     def begin_offset(self) -> int:
-        """The first offset as far as the header tells: a legacy one tells its last only."""
+        """The first offset as far as the header says: a legacy one only has its last."""
         return self.last_offset if self.base_offset is None else self.base_offset
 
     @property
@@ -110,7 +110,7 @@ def parse_header(data: bytes, position: int, end: int, *, file: str | None = Non
     if length < LEGACY_OVERHEAD_MIN:
         raise CorruptBatch(f"the batch length {length} is impossible", file=file, position=position)
     if not 0 <= magic <= 2:
-        raise CorruptBatch(f"the magic byte is {magic}, none of 0, 1, 2", file=file, position=position)
+        raise CorruptBatch(f"the magic byte is {magic}, not 0, 1 or 2", file=file, position=position)
     if size < (LEGACY_OVERHEAD_MIN + PREFIX_BYTES, LEGACY_V1_BYTES_MIN, HEADER_BYTES)[magic]:
         raise CorruptBatch(f"the batch length {length} is impossible", file=file, position=position)
     if position + size > end or len(data) < (_READABLE_MIN, _READABLE_MIN + _INT64.size, HEADER_BYTES)[magic]:

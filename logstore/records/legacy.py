@@ -37,12 +37,12 @@ LOG_APPEND_TIME_BIT = 0x08
 #: zstd came with format 2
 CODEC_ID_MAX = 3
 
-#: what one message of a wrapper is reckoned to take in memory, whose smallest has 26 bytes
+#: what one message of a wrapper is assumed to take in memory; the smallest has 26 bytes
 MESSAGE_MEMORY_BYTES = 512
 
 
 class LegacyHeader(NamedTuple):
-    """What stands in front of a message's key; `offset` is the last one of a wrapper."""
+    """What comes before a message's key; `offset` is the last one of a wrapper."""
 
     offset: int
     size_bytes: int
@@ -78,14 +78,6 @@ class LegacyBatch:
     max_timestamp_ms: int
     crc: int
     records: tuple[Record, ...]
-
-
-def peek_legacy(data: Buffer) -> LegacyHeader:
-    """Reads the header of the message at the start of `data`, which need not hold the rest.
-
-    Raises CorruptBatch for a header that is cut short or that no message can have, UnsupportedFormat for another magic.
-    """
-    return _read_header(byte_view(data), 0)
 
 
 def decode_legacy(
@@ -243,7 +235,7 @@ def _inner_records(
 
 
 def _check_messages(payload: memoryview, messages_max: int, verify_crc: bool) -> int:
-    """The last message's offset; raises what is wrong with any of them before anything is kept of the first."""
+    """The last message's offset; raises for any malformed one before the first is kept."""
     count, position, previous_offset = 0, 0, -1
     while position < len(payload):
         header = _read_header(payload, position)

@@ -1,6 +1,6 @@
-"""Memory that is used again as soon as nobody looks at it any more.
+"""Memory that is reused as soon as no array refers to it any more.
 
-Memory fresh from the system costs more than what is usually done with it, because every page is zeroed first. Whoever
+Memory fresh from the system costs more than what is usually done with it, because every page is zeroed first. Code that
 fills large arrays over and over takes them from a `Memory`: it hands out a block only when no array made of it is
 alive, so that its users need not say when they are done. Not for several threads at once.
 """
@@ -25,7 +25,7 @@ class Memory:
     def block(self, size: int) -> npt.NDArray[np.uint8]:
         """At least `size` bytes, of any content. In use while this array or any view of it exists."""
         for at in range(len(self._blocks)):
-            # The list and the call hold a reference each; any other is that of somebody who still looks at it.
+            # The list and the call hold a reference each; any other means that it is still in use.
             if sys.getrefcount(self._blocks[at]) <= 2 and len(self._blocks[at]) >= size:
                 return self._blocks[at]
         if size > _ROUND_BYTES:

@@ -57,16 +57,13 @@ class Kernels:
     finish_batch: Callable[[int, int], int]
     scan: Callable[[int, int, int, int], int]
     decode: Callable[[int, int, int, int], int]
-    check: Callable[[int, int, int, int], int]
     stamp_append_time: Callable[[int, int, int, int], int]
     set_max_timestamp: Callable[[int, int, int], int]
     place: Callable[[int, int, int, int, int, int], int]
     murmur2: Callable[[int, int], int]
     route: Callable[[int], int]
     sip_hash: Callable[[int, int, int, int, int], int]
-    map_put: Callable[[int, int, int, int], int]
-    map_keep: Callable[[int, int, int, int], int]
-    map_grow: Callable[[int, int, int, int], int]
+    keep_latest: Callable[[int, int, int, int], int]
     md5: Callable[[int, int, int, int], int]
     index_keys: Callable[[int, int, int, int], int]
     merge_maps: Callable[[int, int, int], int]
@@ -161,7 +158,7 @@ def _cached() -> Kernels | None:
         return None
     name = _image_name()
     for folder in _cache_folders():
-        # Absent, or damaged: made anew.
+        # Absent, or damaged: rebuilt.
         with contextlib.suppress(OSError, ValueError):
             return Kernels((folder / name).read_bytes())
     return None
@@ -273,14 +270,14 @@ def _store(folder: Path, name: str, image: bytes) -> bool:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(image)
-                os.fchmod(file.fileno(), 0o644)  # whoever may read the package may read this
+                os.fchmod(file.fileno(), 0o644)  # readable by whoever may read the package
             os.replace(temporary, folder / name)
         except OSError:
             os.unlink(temporary)
             raise
     except OSError:
         return False
-    with contextlib.suppress(OSError):  # another process may tidy at the same time
+    with contextlib.suppress(OSError):  # another process may clean up at the same time
         images = sorted(folder.glob("kernels-*.bin"), key=lambda path: path.stat().st_mtime, reverse=True)
         for old in images[_IMAGES_MAX:]:
             old.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Levels of processors that compiled kernels are shipped for, and which of them this machine reaches.
 
-The build compiles the kernels once a level; whoever loads them takes the best one whose flags the processor has. Reads
+The build compiles the kernels once a level; the loader takes the best one whose flags the processor has. Reads
 `/proc/cpuinfo`, imports no compiler.
 """
 

@@ -85,14 +85,6 @@ D_BATCH = 23
 D_KEEP = 24
 D_SLOTS = 25
 
-# check
-C_NULL_KEYS = 0
-C_MIN_TS = 1
-C_MAX_TS = 2
-C_MAX_TS_OFFSET = 3
-C_BATCH = 4
-C_SLOTS = 5
-
 # place
 A_SIZE = 0
 A_BASE_OFFSET = 1
@@ -137,33 +129,12 @@ R_SELECTION = 12
 R_BAD_ROW = 13
 R_SLOTS = 14
 
-# map_put, map_keep
-M_MIN_OFFSET = 0
-M_MAX_OFFSET = 1
-M_MAP = 2
-M_MAP_SLOTS = 3
-M_MAP_USED = 4
-M_MAP_LIMIT = 5
-M_SECRET_0 = 6
-M_SECRET_1 = 7
-M_SCRATCH = 8
-M_BUCKET = 9
-M_BUCKETS = 10
-M_KEEP = 11
-M_KEEP_TOMBSTONES = 12
-M_BATCH = 13
-M_STOP_OFFSET = 14
-M_N = 15
-M_NULL_KEYS = 16
-M_SURVIVORS = 17  # a bit for each offset from M_MIN_OFFSET up to M_MAX_OFFSET; 0: not known
-M_SLOTS = 18
-
 # index_keys, judge
 K_MAP = 0
 K_MAP_SLOTS = 1
 K_SLOT_BYTES = 2
 K_USED = 3
-K_LIMIT = 4  # keys that may be known at all
+K_LIMIT = 4  # keys the map may hold
 K_ROOM = 5  # keys that fit the memory there is now
 K_SECRET_0 = 6
 K_SECRET_1 = 7
@@ -193,7 +164,10 @@ K_SURVIVORS_FIRST = 30
 K_SURVIVORS_END = 31
 K_SHARED_USED = 32  # where threads that fill the map together count its keys; 0: this one fills it alone
 K_NOT_TAKEN = 33
-K_SLOTS = 34
+K_BUCKET = 34  # only the keys of this one of K_BUCKETS, by hash, are taken; 0 or 1: all
+K_BUCKETS = 35
+K_TOMBSTONES_TOO = 36
+K_SLOTS = 37
 
 # judge_batches, choose_actions
 B_MARKS = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from logstore.errors import InvalidConfig, UnknownTopic
 from logstore.records.record import Record
 from logstore.restore.visibility import visible_ends
-from logstore.topics.opened import OpenStore
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 
@@ -28,7 +28,7 @@ class Followed:
 
 
 def follow(
-    store: OpenStore,
+    store: ReadableStore,
     name: str | Sequence[str],
     position: Mapping[str, object] | None,
     *,
@@ -81,7 +81,7 @@ class _Place:
         if topic.id != self._topic_id:
             raise UnknownTopic(f"topic {topic.name} was deleted and created again; the position is of the old one")
 
-    def start(self, store: OpenStore, topic: Topic, number: int) -> int:
+    def start(self, store: ReadableStore, topic: Topic, number: int) -> int:
         known = self.offsets.get(number)
         return store.partition_state(topic, number).log_start_offset if known is None else known
 

@@ -13,7 +13,7 @@ from logstore.errors import OffsetOutOfRange, SegmentsChanged
 from logstore.partition.reader import PartitionReader
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
-from logstore.topics.opened import OpenStore
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 _LOOKS_MAX = 20
@@ -25,7 +25,7 @@ class Found:
     record: Record
 
 
-def latest_of_key(store: OpenStore, topic: Topic, key: bytes) -> Found | None:
+def latest_of_key(store: ReadableStore, topic: Topic, key: bytes) -> Found | None:
     """The key's last record, a tombstone included; None when there is none.
 
     Where every record was placed by its key only that partition is read, newest segment first; else all are, and the
@@ -40,7 +40,7 @@ def latest_of_key(store: OpenStore, topic: Topic, key: bytes) -> Found | None:
         if record is not None and (best is None or _place(record, order) >= _place(best.record, order)):
             best = Found(number, record)
     if best is None:
-        store.check_exists(topic)  # of a topic that is gone, nothing is found either
+        store.check_exists(topic)  # a topic that is gone has no record of the key either
     return best
 
 
@@ -48,7 +48,7 @@ def _place(record: Record, order: Order) -> tuple[int, int]:
     return order.version(record.timestamp_ms, record.headers), record.timestamp_ms
 
 
-def latest_in_partition(store: OpenStore, topic: Topic, number: int, key: bytes) -> Record | None:
+def latest_in_partition(store: ReadableStore, topic: Topic, number: int, key: bytes) -> Record | None:
     """The same in one partition."""
     order = Order.of(store.log_config(topic))
     reader = store.reader(topic, number)
@@ -59,7 +59,7 @@ def latest_in_partition(store: OpenStore, topic: Topic, number: int, key: bytes)
                 found = _scan_backwards(reader, key, order)
             except OffsetOutOfRange:  # the log start moved past where we looked
                 continue
-            # What was looked for may have been superseded behind the end, and be removed before we came to it.
+            # What was looked for may have been superseded after the end, and be removed before we came to it.
             if (found is not None and order.by_offset) or not _lost_records(before, reader.state()):
                 return found
     finally:
@@ -86,7 +86,7 @@ def _lost_records(before: PartitionState, after: PartitionState) -> bool:
 
 
 def _scan_backwards(reader: PartitionReader, key: bytes, order: Order) -> Record | None:
-    """Up to where readers may see at the first look; what comes later is for the next who asks."""
+    """Up to where readers may see at the first look; what comes later is not looked at."""
     view = reader.view(committed=True)
     end = view.end_offset
     best: tuple[int, int, Record] | None = None  # version, offset

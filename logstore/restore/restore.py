@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from logstore.cleaner.versions import Order, winners
 from logstore.directory.state import PartitionState
-from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, UnknownTopic
+from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, SegmentsChanged, UnknownTopic
 from logstore.limits import INT64_MIN
-from logstore.partition.latest import DEFAULT_MEMORY_BYTES, latest_records
+from logstore.partition.latest import DEFAULT_MEMORY_BYTES, Wanted, latest_records
 from logstore.partition.reading import LogView
 from logstore.records.arrow import to_arrow
 from logstore.records.columns import DecodedColumns
 from logstore.restore.visibility import visible_ends
-from logstore.topics.opened import OpenStore
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 #: columns of restored rows, in Arrow and in Spark
@@ -80,7 +80,7 @@ class RestorePlan:
 
 
 def plan_restore(
-    store: OpenStore,
+    store: ReadableStore,
     name: str,
     *,
     as_of_offsets: Mapping[int, int] | None = None,
@@ -169,7 +169,7 @@ def _checked(topic: Topic, given: Mapping[int, int], latest: tuple[int, ...], na
     missing = sorted(set(range(topic.partitions)) - set(given))
     foreign = sorted(set(given) - set(range(topic.partitions)))
     if missing or foreign:
-        what = f"says nothing of partition {missing[0]}" if missing else f"names partition {foreign[0]}"
+        what = f"lacks partition {missing[0]}" if missing else f"names partition {foreign[0]}"
         raise InvalidConfig(f"{name} {what}; topic {topic.name} has partitions 0 to {topic.partitions - 1}")
     for number, offset in given.items():
         if type(offset) is not int:
@@ -184,21 +184,23 @@ def _checked(topic: Topic, given: Mapping[int, int], latest: tuple[int, ...], na
 
 
 def restore_partition(
-    store: OpenStore,
+    store: ReadableStore,
     plan: RestorePlan,
     number: int,
     *,
     tombstones: bool = False,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     headers: bool = False,
+    progress: Callable[[int], None] = lambda offsets: None,
 ) -> Iterator[DecodedColumns]:
-    """The latest record of each key of one partition, as planned.
+    """The latest record of each key of one partition, as planned. `progress` is called with the offsets of each pass.
 
-    Raises UnknownTopic when the topic was re-created since, HistoryCompacted when compaction has overtaken the plan.
+    Raises UnknownTopic when the topic was re-created since, HistoryCompacted when compaction has overtaken the plan,
+    SegmentsChanged when objects that it reads were deleted meanwhile.
     """
     topic = store.topic(plan.topic)
     if topic.id != plan.topic_id:
-        raise UnknownTopic(f"topic {plan.topic} was deleted and created again", hint="Plan the restore anew")
+        raise UnknownTopic(f"topic {plan.topic} was deleted and created again", hint="Plan the restore again")
     end = plan.end_offsets[number]
     planned_tombstones = plan.dropped_tombstones[number]
 
@@ -212,20 +214,23 @@ def restore_partition(
                 hint="Restore everything, without since_offsets",
             )
 
-    yield from latest_records(
-        store.reader(topic, number),
-        plan.start_offsets[number],
-        end,
-        tombstones=tombstones,
-        committed=True,
-        memory_bytes=memory_bytes,
-        headers=headers,
-        limits=store.limits,
-        held=check,
-        winners=None
-        if plan.order.by_offset
-        else lambda view, low, high: winners(view, low, high, plan.order, committed=True, limits=store.limits),
-    )
+    try:
+        yield from latest_records(
+            store.reader(topic, number),
+            plan.start_offsets[number],
+            end,
+            wanted=Wanted(tombstones=tombstones, committed=True, headers=headers, memory_bytes=memory_bytes),
+            limits=store.limits,
+            held=check,
+            winners=None
+            if plan.order.by_offset
+            else lambda view, low, high: winners(view, low, high, plan.order, committed=True, limits=store.limits),
+            progress=progress,
+        )
+    except FileNotFoundError as error:  # a directory's files are open by then; objects are asked for one by one
+        raise SegmentsChanged(
+            "what the restore reads was deleted meanwhile", file=error.filename, hint="Restore again"
+        ) from error
 
 
 def restored_batch(columns: DecodedColumns, partition: int) -> pa.RecordBatch:
@@ -242,42 +247,63 @@ def restored_batch(columns: DecodedColumns, partition: int) -> pa.RecordBatch:
 
 
 def restore(
-    store: OpenStore,
+    store: ReadableStore,
     plan: RestorePlan,
     *,
     tombstones: bool = False,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int], None] = lambda offsets: None,
 ) -> Iterator[pa.RecordBatch]:
-    """The planned state as Arrow batches, one row a key. `progress` is told how many offsets were done since last time.
+    """The planned state as Arrow batches, one row a key. `progress` is called with how many offsets were done since
+    last time.
 
     Where keys must be merged across partitions, all keys of the topic are held in memory for the time.
     Raises what `restore_partition` raises.
     """
-    if plan.by_partition:
-        for number in range(plan.partitions):
-            at = plan.start_offsets[number]
-            for columns in restore_partition(store, plan, number, tombstones=tombstones, memory_bytes=memory_bytes):
-                yield restored_batch(columns, number)
-                reached = max(int(columns.offsets[-1]) + 1, at)  # buckets begin anew
-                progress(reached - at)
-                at = reached
-            progress(plan.end_offsets[number] - at)
-        return
-    newest = _newest(store, plan, memory_bytes)
+    done = _Done(progress, plan.offsets, passes=2 if plan.by_partition else 4)
+    newest = None if plan.by_partition else _newest(store, plan, memory_bytes, done.add)
     for number in range(plan.partitions):
-        for columns in restore_partition(store, plan, number, tombstones=tombstones, memory_bytes=memory_bytes):
+        for columns in restore_partition(
+            store, plan, number, tombstones=tombstones, memory_bytes=memory_bytes, progress=done.add
+        ):
             batch = restored_batch(columns, number)
+            if newest is None:
+                yield batch
+                continue
             keys = batch.column("key").to_pylist()
             own = [
                 newest[key][2:] == (number, offset) for key, offset in zip(keys, columns.offsets.tolist(), strict=True)
             ]
             if any(own):
                 yield batch.filter(pa.array(own))
-        progress(plan.end_offsets[number] - plan.start_offsets[number])
+    done.all()
 
 
-def _newest(store: OpenStore, plan: RestorePlan, memory_bytes: int) -> dict[bytes, tuple[int, ...]]:
+class _Done:
+    """Counts finished offsets: each is read in several passes, and in more where memory is short."""
+
+    def __init__(self, progress: Callable[[int], None], offsets: int, *, passes: int) -> None:
+        self._progress = progress
+        self._offsets = offsets
+        self._passes = passes
+        self._passed = 0
+        self._told = 0
+
+    def add(self, offsets: int) -> None:
+        self._passed += offsets
+        self._tell(min(self._passed // self._passes, self._offsets))
+
+    def all(self) -> None:
+        self._tell(self._offsets)
+
+    def _tell(self, done: int) -> None:
+        self._progress(done - self._told)
+        self._told = done
+
+
+def _newest(
+    store: ReadableStore, plan: RestorePlan, memory_bytes: int, progress: Callable[[int], None]
+) -> dict[bytes, tuple[int, ...]]:
     """Version, timestamp, partition and offset of each key's newest record, tombstones included.
 
     Offsets of different partitions say nothing about order, so where versions do not decide the timestamp does; a tie
@@ -286,7 +312,13 @@ def _newest(store: OpenStore, plan: RestorePlan, memory_bytes: int) -> dict[byte
     newest: dict[bytes, tuple[int, ...]] = {}
     for number in range(plan.partitions):
         for columns in restore_partition(
-            store, plan, number, tombstones=True, memory_bytes=memory_bytes, headers=plan.order.needs_headers
+            store,
+            plan,
+            number,
+            tombstones=True,
+            memory_bytes=memory_bytes,
+            headers=plan.order.needs_headers,
+            progress=progress,
         ):
             keys = restored_batch(columns, number).column("key").to_pylist()
             times, offsets = columns.timestamps_ms.tolist(), columns.offsets.tolist()

@@ -2,7 +2,7 @@
 
 Isolation, in Kafka's terms:
 
-- Nothing above the high watermark is seen by anybody. Control records (transaction markers) are never returned.
+- No reader sees anything above the high watermark. Control records (transaction markers) are never returned.
 - **read_uncommitted** ends at the high watermark. Records of open and of aborted transactions are among what it
   returns, until compaction removes the aborted ones.
 - **read_committed** ends at the last stable offset, below which no transaction is open, and leaves out records of
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 from logstore.directory.ends import TopicEnds
 from logstore.errors import LockHeld
-from logstore.topics.opened import OpenStore
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 _LOOKS_MAX = 1000
@@ -35,18 +35,21 @@ _LOOKS_AT_ONCE = 20
 _LOOK_AGAIN_S = 0.001
 
 
-def visible_ends(store: OpenStore, topics: Sequence[Topic]) -> dict[str, TopicEnds]:
+def visible_ends(store: ReadableStore, topics: Sequence[Topic]) -> dict[str, TopicEnds]:
     """The ends of the topics as of one moment, by topic id; use `TopicEnds.visible` for a reader's own.
 
-    Raises CorruptState; LockHeld when they never stand still for as long as it takes to read them twice.
+    Raises CorruptState; LockHeld when they change each time they are read twice.
     """
     distinct = list({topic.id: topic for topic in topics}.values())
+    at_once = store.ends_at_once(distinct)
+    if at_once is not None:
+        return dict(at_once)
     before = {topic.id: store.ends(topic) for topic in distinct}
     if len(distinct) <= 1:
         return before
     for look in range(_LOOKS_MAX):
         ends = {topic.id: store.ends(topic) for topic in distinct}
-        # What is the same in two looks was so at once, somewhere between them.
+        # What two reads in a row show was all true at one moment between them.
         if all(_seen(ends[topic_id]) == _seen(before[topic_id]) for topic_id in ends):
             return {topic_id: _joined(topic_id, own, ends) for topic_id, own in ends.items()}
         before = ends

@@ -83,12 +83,12 @@ def _larger(file: File, position: int, end: int, size: int, limits: Limits) -> n
 
 
 def begin_offsets(table: BatchTable) -> npt.NDArray[np.int64]:
-    """First offsets as far as the headers tell; a legacy one tells its last only."""
+    """First offsets as far as the headers say; a legacy one only has its last."""
     return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], table[:, LAST_OFFSET])
 
 
 def earliest_begins(table: BatchTable) -> npt.NDArray[np.int64]:
-    """The least each first offset can be: a legacy set may begin right behind the batch before it."""
+    """The least each first offset can be: a legacy set may begin right after the batch before it."""
     behind = np.concatenate(([0], table[:-1, LAST_OFFSET] + 1)) if len(table) else table[:, LAST_OFFSET]
     return np.where(table[:, BASE_OFFSET] >= 0, table[:, BASE_OFFSET], behind)
 
@@ -109,7 +109,7 @@ def ordered_batches(
 
     A batch's offset lies outside its checksum, so only its neighbours can contradict it. Of two that overlap the
     earlier one is wrong when it does not go on where the log was `expected` to, and the later one would. `following`
-    is asked for the begin of the batch behind the last one when that matters.
+    is asked for the begin of the batch after the last one when that matters.
     """
     if not len(table):
         return 0
@@ -128,10 +128,10 @@ def ordered_batches(
 
 
 class OrderCheck:
-    """For who reads to judge records by their offsets, as compaction does: the batches of a segment must go up."""
+    """For readers that judge records by their offsets, as compaction does: offsets of a segment must increase."""
 
     def __init__(self, low: int, high: int, *, after: int = -1) -> None:
-        """All of them lie in [low, high) and begin behind `after`."""
+        """All of them lie in [low, high) and begin after `after`."""
         self._low, self._high = low, high
         #: of the first batch seen; None before
         self.first_offset: int | None = None

@@ -39,13 +39,13 @@ class IndexFile:
         elif fs.exists(path):
             self._file = fs.open(path)
             size = self._file.size()
-        # Bytes behind the last whole entry are for the sanity check: a live index may be seen in mid-growth.
+        # Bytes after the last whole entry are for the sanity check: a live index may be read while it grows.
         self.entries = size // self.entry_bytes
         if not writable:
             self.entries = self._real_entries()
 
     def _real_entries(self) -> int:
-        """Where the zero tail of somebody else's live index begins: no entry but the first is all zeros."""
+        """Where the zero tail of another process's live index begins: no entry but the first is all zeros."""
         low, high = 1, self.entries
         while low < high:
             middle = (low + high) // 2
@@ -65,7 +65,7 @@ class IndexFile:
         return self._file.pread((last - first) * self.entry_bytes, first * self.entry_bytes)
 
     def _unpacked(self, form: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """All entries, some at a time: a file that is no index may have any size."""
+        """All entries, some at a time: a file that is not an index may have any size."""
         for first in range(0, self.entries, _ENTRIES_PER_READ):
             data = self.raw(first, min(first + _ENTRIES_PER_READ, self.entries))
             yield from form.iter_unpack(data[: len(data) - len(data) % form.size])

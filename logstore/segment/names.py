@@ -1,6 +1,6 @@
 """Names of the files and directories of a Kafka log directory.
 
-Owns every suffix, checkpoint name and marker name, and the way from a name to its parts and back. It touches no file
+Owns every suffix, checkpoint name and marker name, and how a name is parsed and built. It touches no file
 and never builds a path from a topic that has not passed the topic rule.
 """
 
@@ -24,11 +24,11 @@ LOG_START_OFFSET_CHECKPOINT = "log-start-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 CLEANER_OFFSET_CHECKPOINT = "cleaner-offset-checkpoint"
 
-#: Directories that are no partition of ours; an ordinary log loader passes them by.
+#: Directories that are not partitions; an ordinary log loader skips them.
 CLUSTER_METADATA_DIRECTORY = "__cluster_metadata-0"
 REMOTE_LOG_INDEX_CACHE_DIRECTORY = "remote-log-index-cache"
 
-#: A half-written replacement; whoever finds one may ignore or delete it.
+#: A half-written replacement; it may be ignored or deleted.
 TEMPORARY_SUFFIX = ".tmp"
 
 # --- files of a partition directory ------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class FileKind(Enum):
 
 
 class Transient(Enum):
-    """Where a numbered file stands in a replacement or deletion; the value follows the kind's suffix."""
+    """The stage of a replacement or deletion that a numbered file is in; the value follows the kind's suffix."""
 
     NONE = ""
     #: output of a compaction or split still being written
@@ -83,7 +83,7 @@ class NumberedFile:
 def file_name(base_offset: int, kind: FileKind, transient: Transient = Transient.NONE) -> str:
     """`00000000000000000042.log`, with the transient suffix last."""
     if not 0 <= base_offset <= INT64_MAX:
-        raise ValueError(f"{base_offset} is no offset")
+        raise ValueError(f"{base_offset} is not an offset")
     return f"{base_offset:020d}{kind.value}{transient.value}"
 
 
@@ -102,7 +102,7 @@ def parse_file_name(name: str) -> NumberedFile | None:
 
 
 class DirectoryState(Enum):
-    """What a partition directory is there for; the value ends its name."""
+    """The role of a partition directory; the value ends its name."""
 
     LIVE = ""
     #: waits for its deletion
@@ -144,7 +144,7 @@ def partition_directory_name(
 def parse_partition_directory(name: str) -> PartitionDirectory:
     """The parts of a partition directory's name. Raises InvalidTopic when it is not named like one.
 
-    The topic of a `-delete` or `-stray` directory may have been cut by whoever renamed it.
+    The topic of a `-delete` or `-stray` directory may have been cut when it was renamed.
     """
     # A -future name may exceed what a file system takes, but never by this much; it bounds the digits given to int().
     if len(name) > 2 * DIRECTORY_NAME_CHARS_MAX:

@@ -49,11 +49,6 @@ class OffsetIndex(IndexFile):
         number = self._largest_at_most(target_offset, "_offset")
         return self.entry(number) if number >= 0 else OffsetPosition(self.base_offset, 0)
 
-    def first_beyond(self, position: int) -> OffsetPosition | None:
-        """The first entry positioned at or after `position`."""
-        number = self._largest_at_most(position - 1, "_position") + 1
-        return self.entry(number) if number < self.entries else None
-
     def each_beyond(self, positions: Iterable[int]) -> list[OffsetPosition]:
         """The first entries positioned at or after each of these, which increase; fewer where there are none."""
         raw = self.raw(0, min(self.entries, self.max_entries))

@@ -1,8 +1,8 @@
-"""Finding the next intact batch behind damage.
+"""Finding the next intact batch after damage.
 
-Offsets and sizes are explicit in every batch, so a log can be read on from any position at which a batch begins. What
-may be one is found with NumPy by the few header fields that have few legal values; a checksum decides. The work is
-bounded: bytes made on purpose could look like a large batch at every position.
+Offsets and sizes are explicit in every batch, so a log can be read on from any position at which a batch begins. NumPy
+finds candidates by the few header fields that have few legal values; a checksum decides. The work is bounded: bytes
+made on purpose could look like a large batch at every position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from logstore.records.table import HEADER_BYTES, LEGACY_OVERHEAD_MIN, LEGACY_V1_
 
 _BLOCK_BYTES = 1 << 20
 _CRC_BLOCK_BYTES = 1 << 20
-_V2_CRC_FROM = 21  # everything behind the checksum itself
+_V2_CRC_FROM = 21  # everything after the checksum itself
 _LEGACY_CRC_FROM = 16
 _SIZES_MIN = np.array([PREFIX_BYTES + LEGACY_OVERHEAD_MIN, LEGACY_V1_BYTES_MIN, HEADER_BYTES], dtype=np.int64)
 _BATCH_BYTES_MIN = int(_SIZES_MIN.min())

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from logstore.config import LogConfig
+from logstore.copying import make_own
 from logstore.errors import CorruptBatch, CorruptIndex, OffsetOverflow
-from logstore.files import File, FileSystem, make_own
+from logstore.files import File, FileSystem
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX, RELATIVE_OFFSET_MAX, SEGMENT_BYTES_MAX, Limits
 from logstore.records import slots
 from logstore.records.codes import OK, ROLL_OFFSET_OVERFLOW
@@ -25,7 +27,7 @@ from logstore.records.native import address_of, kernels
 from logstore.records.record import NO_TIMESTAMP
 from logstore.records.table import LAST_OFFSET, POSITION, SIZE, BatchTable
 from logstore.segment.batches import SCAN_BYTES, Chunk, read_batches
-from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
+from logstore.segment.names import FileKind, Transient, file_name
 from logstore.segment.offset_index import OffsetIndex
 from logstore.segment.time_index import TimeIndex, TimestampOffset
 from logstore.segment.txn_index import TxnIndex
@@ -42,6 +44,35 @@ class RollLimits:
 
     segment_bytes: int = _NEVER
     max_segment_ms: int = _NEVER
+    now_ms: int = 0
+    #: the segment was rolled for the first of the batches
+    fresh: bool = False
+    indexes_may_fill: bool = False
+
+
+NEVER_ROLL = RollLimits(indexes_may_fill=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """The offsets that batches get, from `next_offset` on, and their leader epoch."""
+
+    next_offset: int
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSettings:
+    """What a segment takes from its topic's settings, and when it was made."""
+
+    index_interval_bytes: int = 4096
+    index_bytes: int = 10 << 20
+    created_ms: int = 0
+    jitter_ms: int = 0
+
+    @classmethod
+    def under(cls, config: LogConfig, *, created_ms: int = 0, jitter_ms: int = 0) -> SegmentSettings:
+        return cls(config.index_interval_bytes, config.segment_index_bytes, created_ms, jitter_ms)
 
 
 class LogSegment:
@@ -51,10 +82,7 @@ class LogSegment:
         directory: str,
         base_offset: int,
         *,
-        index_interval_bytes: int = 4096,
-        index_bytes: int = 10 << 20,
-        created_ms: int = 0,
-        jitter_ms: int = 0,
+        settings: SegmentSettings = SegmentSettings(),  # noqa: B008 (frozen)
         writable: bool = False,
         suffix: Transient = Transient.NONE,
         limits: Limits = DEFAULT_LIMITS,
@@ -66,9 +94,9 @@ class LogSegment:
         self._limits = limits
         self.writable = writable
         self.base_offset = base_offset
-        self.created_ms = created_ms
-        self.jitter_ms = jitter_ms
-        self.index_interval_bytes = index_interval_bytes
+        self.created_ms = settings.created_ms
+        self.jitter_ms = settings.jitter_ms
+        self.index_interval_bytes = settings.index_interval_bytes
         path = self.path(FileKind.LOG)
         existed = not writable or fs.exists(path)
         self.log: File = fs.open(path, create=True) if writable else fs.open(path)
@@ -77,11 +105,12 @@ class LogSegment:
             raise CorruptBatch(
                 f"a segment of {self.size_bytes} bytes; the largest legal one has {SEGMENT_BYTES_MAX}", file=path
             )
+        index_bytes = settings.index_bytes
         self.offset_index = OffsetIndex(fs, self.path(FileKind.INDEX), base_offset, index_bytes, writable=writable)
         self.time_index = TimeIndex(fs, self.path(FileKind.TIME_INDEX), base_offset, index_bytes, writable=writable)
         self.txn_index = TxnIndex(fs, self.path(FileKind.TXN_INDEX), base_offset, writable=writable)
         self.bytes_since_index_entry = 0
-        self._owned = not existed  # whether nobody else has the `.log` under another name
+        self._owned = not existed  # whether the `.log` has no other name
         self._largest: TimestampOffset | None = None
         self._largest_confirmed = False
         self._first_timestamp_ms: int | None = None
@@ -119,14 +148,15 @@ class LogSegment:
         return largest
 
     def confirm_largest(self) -> None:
-        """Take `largest` from the log, once. What cannot be read stays as the index has it: others report damage."""
+        """Take `largest` from the log, once. If the log cannot be read, the index's value stays: others report
+        damage."""
         if not self._largest_confirmed:
             with contextlib.suppress(CorruptBatch):
                 self._largest = self.scan_largest()
             self._largest_confirmed = True
 
     def newest_timestamp_ms(self) -> int:
-        """What retention goes by, from the batch headers alone; raises CorruptBatch where they cannot be read.
+        """The age that retention uses, from the batch headers alone; raises CorruptBatch where they cannot be read.
 
         Deleting by time must not depend on an index.
         """
@@ -139,7 +169,7 @@ class LogSegment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """What retention goes by: the largest record timestamp, or the file's time where no record has one."""
+        """The age that retention uses: the largest record timestamp, or the file's time where no record has one."""
         if self.largest.timestamp_ms >= 0:
             return self.largest.timestamp_ms
         return self._fs.stat(self.path(FileKind.LOG)).mtime_ms
@@ -196,7 +226,7 @@ class LogSegment:
         """Before the `.log` is changed in place: backups and exports share it by hard links, and get to keep it."""
         path = self.path(FileKind.LOG)
         if make_own(self._fs, path):
-            # The old one is not closed: a reader of this process may be at work in it.
+            # The old one is not closed: a reader of this process may still use it.
             self.log = self._fs.open(path, writable=True)
         self._owned = True
 
@@ -205,54 +235,49 @@ class LogSegment:
         data: npt.NDArray[np.uint8],
         table: BatchTable,
         first: int,
+        numbering: Numbering | None = None,
+        roll: RollLimits = NEVER_ROLL,
         *,
-        next_offset: int,
-        leader_epoch: int = -1,
-        now_ms: int = 0,
-        assign: bool = True,
-        roll_limits: RollLimits = RollLimits(),  # noqa: B008 (frozen)
-        indexes_may_fill: bool = False,
-        fresh: bool = False,
-        write: bool = True,
-        base_position: int | None = None,
+        lies_at: int | None = None,
     ) -> tuple[int, int]:
         """Append batches [first, …) until a roll is due; returns how many went in and why it stopped (OK at the end).
 
-        With `assign` the batches get offsets from `next_offset` on and the leader epoch. Index entries are written
-        with them. `fresh` says the segment was rolled for the first of them. `write=False` only indexes batches that
-        lie in the file already (recovery), at `base_position` + their position.
+        Index entries are written with them. Without `numbering` they keep their offsets. With `lies_at` they are in
+        the file already, at that position plus their own, and are only indexed (recovery).
         """
         last = len(table)
         block = np.zeros(slots.A_SLOTS, dtype=np.int64)
         # At most one entry of each index a batch.
         index_out = np.empty((last - first) * 8, dtype=np.uint8)
         time_out = np.empty((last - first) * 12, dtype=np.uint8)
-        start = self.size_bytes if write else (base_position or 0) + int(table[first, POSITION])
+        start = self.size_bytes if lies_at is None else lies_at + int(table[first, POSITION])
         largest = self.largest
         block[slots.A_SIZE] = start
         block[slots.A_BASE_OFFSET] = self.base_offset
-        block[slots.A_NEXT_OFFSET] = next_offset
-        block[slots.A_EPOCH] = leader_epoch
+        if numbering is not None:
+            block[slots.A_NEXT_OFFSET] = numbering.next_offset
+            block[slots.A_EPOCH] = numbering.leader_epoch
         block[slots.A_MAX_TS] = largest.timestamp_ms
         block[slots.A_MAX_TS_OFFSET] = largest.offset
         block[slots.A_FIRST_TS] = self.first_timestamp_ms if start > 0 else NO_TIMESTAMP
         block[slots.A_CREATED_MS] = self.created_ms
-        block[slots.A_NOW_MS] = now_ms
+        block[slots.A_NOW_MS] = roll.now_ms
         block[slots.A_BYTES_SINCE] = self.bytes_since_index_entry
         block[slots.A_INDEX_ENTRIES] = self.offset_index.entries
         block[slots.A_TIME_ENTRIES] = self.time_index.entries
         block[slots.A_LAST_TIME_TS] = self.time_index.last_entry().timestamp_ms
-        block[slots.A_SEGMENT_BYTES] = roll_limits.segment_bytes
-        block[slots.A_MAX_SEGMENT_MS] = roll_limits.max_segment_ms
+        block[slots.A_SEGMENT_BYTES] = roll.segment_bytes
+        block[slots.A_MAX_SEGMENT_MS] = roll.max_segment_ms
         block[slots.A_INDEX_INTERVAL] = self.index_interval_bytes
-        block[slots.A_INDEX_MAX] = _NEVER if indexes_may_fill else self.offset_index.max_entries
-        block[slots.A_TIME_MAX] = _NEVER if indexes_may_fill else self.time_index.max_entries
-        block[slots.A_FRESH] = fresh
+        block[slots.A_INDEX_MAX] = _NEVER if roll.indexes_may_fill else self.offset_index.max_entries
+        block[slots.A_TIME_MAX] = _NEVER if roll.indexes_may_fill else self.time_index.max_entries
+        block[slots.A_FRESH] = roll.fresh
         block[slots.A_INDEX_OUT] = address_of(index_out)
         block[slots.A_TIME_OUT] = address_of(time_out)
-        placed = kernels().place(address_of(data), address_of(table), first, last, int(assign), address_of(block))
+        assign = int(numbering is not None)
+        placed = kernels().place(address_of(data), address_of(table), first, last, assign, address_of(block))
         if placed:
-            if write:
+            if lies_at is None:
                 if not self._owned:
                     self._own_log()
                 begin = int(table[first, POSITION])
@@ -281,7 +306,7 @@ class LogSegment:
         return self.offset_index.is_full or (newer and self.time_index.is_full)
 
     def restore(self, largest: TimestampOffset, bytes_since_index_entry: int) -> None:
-        """Go on where another process left off, as if the segment had never been closed."""
+        """Continue where another process stopped, as if the segment had never been closed."""
         self._largest = largest
         self.bytes_since_index_entry = bytes_since_index_entry
 
@@ -324,9 +349,9 @@ class LogSegment:
         raise AssertionError("a walk from the start does not ask the index")
 
     def _walks(self, offset: int, start_position: int, *, sealed: bool = False) -> Iterator[Iterator[BatchHeader]]:
-        """Headers from the index's answer for `offset` on, then, for when that is no good, from `start_position` on.
+        """Headers from the index's answer for `offset` on, then, if that does not help, from `start_position` on.
 
-        The answer is a hint, since nothing protects an index: a batch must lie there and one must end at its offset.
+        The answer is a hint, since an index has no checksum: a batch must lie there and one must end at its offset.
         """
         with contextlib.suppress(CorruptIndex):
             entry = self.offset_index.lookup(offset)
@@ -376,13 +401,13 @@ class LogSegment:
         return cuts[1:]
 
     def last_indexed_offset(self) -> int:
-        """The largest offset either index speaks of, the base when they are empty."""
+        """The largest offset in either index, the base when they are empty."""
         return max(self.offset_index.last_offset(), self.time_index.last_entry().offset)
 
     def find_timestamp(
         self, timestamp_ms: int, start_offset: int, end_offset: int = INT64_MAX, *, sealed: bool = False
     ) -> BatchHeader | None:
-        """The batch at which a search for the first record at or after a time must begin; None when it lies behind
+        """The batch at which a search for the first record at or after a time must begin; None when it lies after
         `end_offset`.
         """
         hint, position = self._confirmed(self.time_index.lookup(timestamp_ms))
@@ -395,7 +420,7 @@ class LogSegment:
     def _confirmed(self, entry: TimestampOffset) -> tuple[TimestampOffset, int]:
         """A time-index entry with the position of its batch, if the batch with that offset has that timestamp.
 
-        Else (-1, base offset) at the segment's start: an entry is a hint, since nothing protects an index. One that
+        Else (-1, base offset) at the segment's start: an entry is a hint, since an index has no checksum. One that
         fits its batch can be believed, whatever is wrong with the others: nothing before it is newer.
         """
         if entry.timestamp_ms >= 0:
@@ -441,16 +466,7 @@ class LogSegment:
 
     def index_batches(self, chunk: Chunk) -> None:
         """Index batches that are in the file already; raises OffsetOverflow when one does not belong here."""
-        placed, reason = self.place(
-            chunk.data,
-            chunk.table,
-            0,
-            next_offset=0,
-            assign=False,
-            indexes_may_fill=True,
-            write=False,
-            base_position=chunk.position,
-        )
+        placed, reason = self.place(chunk.data, chunk.table, 0, lies_at=chunk.position)
         if reason == ROLL_OFFSET_OVERFLOW:
             raise OffsetOverflow(
                 f"offset {int(chunk.table[placed, LAST_OFFSET])} is not within 2^31 of the base {self.base_offset}",
@@ -480,14 +496,6 @@ class LogSegment:
             raise CorruptIndex("an entry beyond the segment's range", file=self.offset_index.path)
 
     # --- files ------------------------------------------------------------------------------------------------------
-
-    def change_suffix(self, suffix: Transient) -> None:
-        """Rename all files, the `.log` first."""
-        for kind in SEGMENT_KINDS:
-            old = os.path.join(self._directory, file_name(self.base_offset, kind, self._suffix))
-            if self._fs.exists(old):
-                self._fs.rename(old, os.path.join(self._directory, file_name(self.base_offset, kind, suffix)))
-        self._suffix = suffix
 
     def close(self, *, clean: bool = True) -> None:
         """Close the files; a clean close of a writable segment seals it first (see `seal`)."""

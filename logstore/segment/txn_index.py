@@ -1,6 +1,6 @@
 """The `.txnindex` of one segment: the transactions whose ABORT marker lies in it.
 
-Owns the file, which comes into being with its first entry and is never preallocated. It never decides which
+Owns the file, which is created with its first entry and is never preallocated. It never decides which
 transactions were aborted (producer state does) nor which a reader must skip (the reader does).
 
     entry (34 bytes, big-endian)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from logstore.config import LogConfig, topic_setting
+from logstore.config import LogConfig
 from logstore.directory.ends import TopicEnds
 from logstore.errors import InvalidConfig, StrayDirectory, TopicExists
+from logstore.settings import topic_setting
 from logstore.topic import check_topic_name, new_topic_id
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import check_place, place_partitions
@@ -44,7 +45,7 @@ def create_topic(
     try:
         check_place(store, topic, clear=not dry_run)
     except StrayDirectory:
-        if store.fs.exists(store.layout.topic(name)):  # somebody creates it this moment
+        if store.fs.exists(store.layout.topic(name)):  # another process is creating it
             raise TopicExists(f"there is a topic {name} already") from None
         raise
     if not dry_run:
@@ -67,9 +68,9 @@ def alter_topic(
     defaults: bool = False,
     dry_run: bool = False,
 ) -> Topic:
-    """Set and unset the topic's own settings, or widen it; returns it as it is then.
+    """Set and unset the topic's own settings, or widen it; returns the changed topic.
 
-    Where they were not known, they are from now on: `defaults` says so without setting any.
+    If its settings were unknown, they are known from now on: `defaults` says so without setting any.
 
     Raises UnknownTopic, UnknownConfig, InvalidConfig.
     """
@@ -91,7 +92,7 @@ def alter_topic(
             configs=spelled(wanted),
             partitions=partitions or topic.partitions,
             config_version=topic.config_version + 1,
-            # With more partitions, keys move; what was written before stays where it is.
+            # With more partitions, keys move; earlier records stay where they are.
             keyed=topic.keyed and partitions in (None, topic.partitions),
             settings_unknown=topic.settings_unknown and not (configs or unset or defaults),
         )

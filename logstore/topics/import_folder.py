@@ -1,6 +1,5 @@
-"""An import's folder under `staging/`, locked by the process that fills it for as long as it is at work.
-
-Whoever sweeps removes a folder, and what the marks of imports name, only when nobody holds it.
+"""An import's folder under `staging/`, locked by the process that fills it while it works. A sweep removes a folder,
+and what the marks of imports name, only when no process holds it.
 """
 
 from __future__ import annotations

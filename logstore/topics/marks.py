@@ -1,8 +1,8 @@
 """Marks in `topics/`: what was decided about a topic that has no file there, or none yet.
 
     ID.deleted    the topic's own file, renamed: the topic was deleted, whatever carries the id may go
-    ID.importing  an import is building the topic; what carries the id may go once nobody holds the import's folder
-    ID.imported   the import is complete but for the topic's name, which whoever comes next gives it
+    ID.importing  an import is building the topic; what carries the id may go once no process holds the import's folder
+    ID.imported   the import is complete but for the topic's name, which the next sweep gives it
 
 The absence of a topic's file proves nothing: a sweep removes only what a mark names. Ids are never given twice, so a
 mark can never mean another topic. Knows nothing of logs.
@@ -81,7 +81,7 @@ class TopicMarks:
         self._fs.fsync_dir(self._layout.topics)
         try:
             registry.link(complete, topic)
-        except TopicExists:  # somebody was faster: the import is taken back
+        except TopicExists:  # another process was faster: the import is undone
             self._fs.rename(complete, begun)
             raise
         self.drop(complete)

@@ -8,20 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.config import (
-    BrokerConfig,
-    LogConfig,
-    Resolved,
-    hold_back,
-    load_toml,
-    resolve_broker,
-    resolve_topic,
-)
+from logstore.config import LogConfig
 from logstore.directory.deletion import sweep_deleted
 from logstore.directory.ends import TopicEnds, read_applied_sequence, read_ends, write_ends
 from logstore.directory.layout import BROKER_GUARD, Layout
@@ -36,6 +29,7 @@ from logstore.directory.version import read_version
 from logstore.errors import (
     AccessDenied,
     CorruptState,
+    InvalidConfig,
     InvalidTopic,
     LockHeld,
     UnknownTopic,
@@ -45,28 +39,27 @@ from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.read_only import ReadOnlyFiles, check_writable, is_refusal, refused
 from logstore.segment.names import FileKind, file_name
+from logstore.settings_file import load_toml
 from logstore.topic import TopicPartition
 from logstore.topics.marks import TopicMarks
 from logstore.topics.places import segments_at, topic_id_at
 from logstore.topics.registry import Topic, TopicRegistry
+from logstore.topics.store_settings import StoreSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from logstore.ledger import Ledger
-    from logstore.partition.environment import LogEnvironment
+    from logstore.partition.environment import LastKnown, LogEnvironment
     from logstore.partition.log import PartitionLog
     from logstore.partition.reader import PartitionReader
-
-#: what a crashed process left in `topics/` or `staging/` is not touched before this age
-_LEFTOVER_MS_MIN = 3_600_000
 
 
 Given = ParamSpec("Given")
 
 
 def _names_missing_rights(opens: Callable[Given, None]) -> Callable[Given, None]:
-    """Makes a PermissionError while a store is opened say what is missing."""
+    """Turns a PermissionError while a store is opened into AccessDenied."""
 
     @functools.wraps(opens)
     def opening(*given: Given.args, **named: Given.kwargs) -> None:
@@ -88,7 +81,7 @@ class Settles(Protocol):
     def settle(self, topic: Topic) -> TopicEnds: ...
 
 
-class OpenStore:
+class OpenStore(StoreSettings):
     """An open store: what all rooms work on. Close it, or use it as a context manager."""
 
     @_names_missing_rights
@@ -101,6 +94,7 @@ class OpenStore:
         clock: Clock = SYSTEM_CLOCK,
         limits: Limits = DEFAULT_LIMITS,
         lock_wait_ms: int = DEFAULT_WAIT_MS,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
         """Open the store at `path`; with `create`, make it when there is none.
 
@@ -110,6 +104,8 @@ class OpenStore:
         Raises NotAStore, AccessDenied, StoreVersionError, UnsuitableFileSystem, StoreInUse; for its settings file
         UnknownConfig and InvalidConfig.
         """
+        if storage_options:
+            raise InvalidConfig("storage options are for a store in a bucket, and this one is a path")
         self.layout = Layout(os.path.abspath(os.fspath(path)))
         self.fs: FileSystem = fs
         self.clock = shared_clock(fs, self.layout.locks, clock, boot_id())
@@ -117,11 +113,14 @@ class OpenStore:
         if create:
             make_store(fs, self.layout)
         read_version(fs, self.layout.version)
-        self._settings = load_toml(self.layout.settings, fs=fs) if fs.exists(self.layout.settings) else {}
-        self._broker = resolve_broker(self._settings, store_file=self.layout.settings)
+        settings = self.layout.settings
+        self._take_settings(load_toml(settings, fs=fs) if fs.exists(settings) else {}, settings)
         self.locks = StoreLocks(fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
         try:
-            for directory in (self.layout.locks, self.layout.staging):  # both may be gone: nothing in them is for ever
+            for directory in (
+                self.layout.locks,
+                self.layout.staging,
+            ):  # both may be missing: nothing in them is permanent
                 fs.mkdir(directory)
             _probe(fs, self.layout.locks)
             fs.mkdir(os.path.join(self.layout.logs, BROKER_GUARD))
@@ -131,7 +130,7 @@ class OpenStore:
                 raise
             self.fs = ReadOnlyFiles(fs, refused(error, self.layout.root))
             self.locks = StoreLocks(self.fs, self.layout, clock=self.clock, wait_ms=lock_wait_ms)
-            # Without the file a broker is not at work here; without the right to read it, nothing can be known.
+            # Without the file no broker runs here; without the right to read it, that cannot be known.
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 self.locks.enter(create=False)
         self.registry = TopicRegistry(self.fs, self.layout)
@@ -139,7 +138,6 @@ class OpenStore:
         #: kept by `commit.writing`, which would open the ledger for every partition otherwise
         self.settler: Settles | None = None
         self._ends: Parsed[TopicEnds] = Parsed()
-        self._configs: dict[tuple[tuple[str, str], ...], LogConfig] = {}
 
     def close(self) -> None:
         """Give the store up. Idempotent."""
@@ -169,30 +167,6 @@ class OpenStore:
         """Raises ReadOnlyStore where nothing can be written, for those who would notice only after much work."""
         check_writable(self.fs)
 
-    def broker_settings(self) -> dict[str, Resolved]:
-        """The settings of the store as a whole, each with its source."""
-        return self._broker
-
-    @property
-    def broker_config(self) -> BrokerConfig:
-        return BrokerConfig.from_resolved(self._broker)
-
-    def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]:
-        """Every topic setting with its source; without a topic, what a new one would get."""
-        resolved = self.resolve(topic.configs if topic else {})
-        return hold_back(resolved) if topic is not None and topic.settings_unknown else resolved
-
-    def log_config(self, topic: Topic) -> LogConfig:
-        key = tuple(sorted(topic.configs.items()))
-        found = self._configs.get(key)
-        if found is None:  # the store's own settings do not change while it is open
-            found = self._configs[key] = LogConfig.from_resolved(self.topic_settings(topic))
-        return found
-
-    def resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]:
-        """Every topic setting for a topic with these of its own. Raises UnknownConfig, InvalidConfig."""
-        return resolve_topic(configs, broker=self._settings, store_file=self.layout.settings)
-
     # --- the ledger ----------------------------------------------------------------------------------------------
 
     @property
@@ -201,7 +175,7 @@ class OpenStore:
         return self.fs.exists(self.layout.ledger)
 
     def is_unwritten(self) -> bool:
-        """Nothing was ever committed here, and the store is no copy: there is no ledger, and no topic misses one."""
+        """Nothing was ever committed here, and the store is not a copy: there is no ledger, and no topic misses one."""
         if self.has_ledger or self.fs.exists(self.layout.origin):
             return False
         for topic_id in self.fs.listdir(self.layout.state):
@@ -209,7 +183,7 @@ class OpenStore:
                 if read_applied_sequence(self.fs, self.layout.ends(topic_id), limits=self.limits):
                     return False
             except (CorruptState, ValueError, NotADirectoryError):
-                continue  # told of the topic
+                continue  # reported with the topic
         return True
 
     def ledger(self) -> Ledger:
@@ -260,15 +234,18 @@ class OpenStore:
                     )
         return ends
 
+    def ends_at_once(self, topics: Sequence[Topic]) -> None:
+        """Each topic has a file of its own: `visibility` looks until they agree."""
+
     def write_ends(self, topic: Topic, ends: TopicEnds) -> None:
         """Durable when this returns. The caller holds the topic's lease."""
         make_directory(self.fs, self.layout.topic_state(topic.id))
         write_ends(self.fs, self.layout.ends(topic.id), ends)
 
     def replace_ends(self, topic: Topic, seen: TopicEnds, ends: TopicEnds) -> bool:
-        """The same, if the ends are still as `seen`; False when somebody else moved them: the lease was lost.
+        """The same, if the ends are still as `seen`; False when another process moved them: the lease was lost.
 
-        A lock of its own makes looking and writing one step, whoever holds the lease by now.
+        A lock of its own makes looking and writing one step, also after the lease was lost.
         """
         lock = FileLock(self.fs, self.locks.ends_path(topic.id))
         if not self.locks.with_folder(lambda: lock.acquire(self.locks.wait_ms)):
@@ -299,8 +276,21 @@ class OpenStore:
         topic.partition(number)
         return self.ends(topic).high_watermarks[number]
 
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes whenever the topic's ends or one of its segment lists do; cheap. For caches that also expire."""
+        found: list[int] = [topic.config_version, topic.partitions]
+        paths = [self.layout.partition_state(topic.id, number) for number in range(topic.partitions)]
+        for path in (self.layout.ends(topic.id), *paths):
+            try:
+                stat = self.fs.stat(path)
+            except FileNotFoundError:
+                found += (-1, -1)
+            else:
+                found += (stat.mtime_ms, stat.size_bytes)
+        return tuple(found)
+
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader:
-        """A reader of the partition, for as long as the store is open; it blocks nobody.
+        """A reader of the partition, for as long as the store is open; it blocks no writer.
 
         `end_offset` is how far it may read in any case, as `visibility.visible_ends` said of several topics.
 
@@ -311,9 +301,7 @@ class OpenStore:
         topic = self.topic(topic) if isinstance(topic, str) else topic
         partition = topic.partition(number)
         return PartitionReader(
-            self.layout.partition(partition),
-            partition=partition,
-            state_path=self.layout.partition_state(topic.id, number),
+            self.layout.place(topic.id, partition),
             high_watermark=lambda: max(self.high_watermark(topic, number), end_offset),
             last_stable_offset=lambda: max(self.ends(topic).last_stable_offsets[number], end_offset),
             recovery_point=lambda: self.ends(topic).recovery_points[number],
@@ -328,33 +316,45 @@ class OpenStore:
         directory = self.layout.partition(partition)
         return self.fs.exists(directory) and self.topic_id_at(directory) in (None, topic.id)
 
+    def last_known(self, topic: Topic, number: int, ends: TopicEnds) -> LastKnown:
+        """What the partition's ends and files say of its log, before it is opened."""
+        from logstore.partition.environment import LastKnown
+
+        recovery_point = ends.recovery_points[number]
+        return LastKnown(
+            self.closed_cleanly(topic, number, ends),
+            recovery_point,
+            high_watermark=ends.high_watermarks[number],
+            unsynced_offset=recovery_point,
+        )
+
     def open_log(
         self,
         topic: Topic,
         number: int,
+        known: LastKnown,
         *,
-        clean: bool,
-        recovery_point: int = 0,
-        high_watermark: int | None = None,
         clock: Clock | None = None,
         config: LogConfig | None = None,
-        keep_offset: int | None = None,
     ) -> PartitionLog:
-        """The bare log, recovered unless `clean`; the caller holds lease and partition lock, and publishes its end.
+        """The bare log, recovered unless it is clean; the caller holds lease and partition lock, and publishes its end.
 
         Damage below `keep_offset` (default: the high watermark, if one is given) is a DamagedLog, never cut off.
+        Where another host appended last, its memory may hold what lies above `unsynced_offset`: if one is given, that
+        is written again, and is on disk when this returns.
         """
-        from logstore.partition.environment import LastKnown
         from logstore.partition.log import PartitionLog
 
         partition = topic.partition(number)
-        self.forget_tail(topic, number)  # it speaks of the log as it was before it was opened
-        keep_offset = keep_offset if keep_offset is not None else high_watermark or 0
+        tail = self.forget_tail(topic, number)  # it describes the log as it was before it was opened
+        is_own = known.clean or (tail is not None and tail.is_current)
+        unsynced_offset = None if is_own else known.unsynced_offset
+        keep_offset = known.keep_offset or known.high_watermark or 0
         return PartitionLog.open(
             self.layout.partition(partition),
             partition=partition,
             config=config or self.log_config(topic),
-            known=LastKnown(clean, recovery_point, high_watermark=high_watermark, keep_offset=keep_offset),
+            known=replace(known, keep_offset=keep_offset, unsynced_offset=unsynced_offset),
             environment=self.log_environment(clock),
             state_path=self.layout.partition_state(topic.id, number),
         )
@@ -367,11 +367,12 @@ class OpenStore:
         expiration_ms = self.broker_config.producer_id_expiration_ms
         return LogEnvironment(FewFiles(self.fs), clock or self.clock, self.limits, expiration_ms)
 
-    def forget_tail(self, topic: Topic, number: int) -> None:
-        """Make the next append look for the log's end itself."""
+    def forget_tail(self, topic: Topic, number: int) -> PartitionTail | None:
+        """Make the next append look for the log's end itself; returns what was known of it."""
         with self.tails(topic) as tails:
-            tails.forget(number)
+            known = tails.forget(number)
         remove_old_tail(self.fs, self.layout.tails(topic.id), number)
+        return known
 
     def tails(self, topic: Topic) -> TopicTails:
         """Where the topic's logs end; close it."""

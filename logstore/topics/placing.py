@@ -13,9 +13,10 @@ from logstore.directory.checkpoint import write_partition_metadata
 from logstore.directory.state import PartitionState, SegmentEntry, encode_state, owner_of, read_state, write_state
 from logstore.directory.trees import is_directory, remove_tree
 from logstore.errors import DamagedLog, StrayDirectory
-from logstore.files import FileSystem, replace_files, sync_directories, sync_files
+from logstore.files import FileSystem
 from logstore.records.record import NO_TIMESTAMP
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, FileKind, file_name
+from logstore.syncing import replace_files, sync_directories, sync_files
 from logstore.topic import TopicPartition
 from logstore.topics.opened import OpenStore
 from logstore.topics.places import is_log_of
@@ -82,8 +83,8 @@ def place_partition(
 ) -> str:
     """The partition's directory, made when the partition was never written; never one of another topic.
 
-    A directory that lost its `partition.metadata` gets it back when it holds the log of the partition's segment
-    list. Who holds a lease gives a `wait_ms` of 0: the lease of the topic that was here before can only be tried.
+    A directory that lost its `partition.metadata` gets it back when it holds the log of the partition's segment list. A
+    caller that holds a lease passes a `wait_ms` of 0: the lease of the topic that was here before can only be tried.
     Raises StrayDirectory when it may be another's, DamagedLog when the partition's directory is gone.
     """
     directory = store.layout.partition(partition)
@@ -109,7 +110,7 @@ def place_partition(
                 "the partition's directory is gone",
                 partition=partition,
                 file=directory,
-                hint="Bring it back, or run `duramen recover`, which goes on behind the loss.",
+                hint="Bring it back, or run `duramen recover`, which continues after the loss.",
             )
         make_partition(store, topic, partition, state)
     return directory
@@ -160,7 +161,7 @@ def _stray(store: OpenStore, partition: TopicPartition, carried: str | None) -> 
 
 
 def clear_deleted(store: OpenStore, partition: TopicPartition, *, wait_ms: int | None = None) -> None:
-    """Take a directory away that a deleted topic left where the partition's belongs."""
+    """Remove a directory that a deleted topic left in the partition's place."""
     directory = store.layout.partition(partition)
     left_by = store.topic_id_at(directory)
     if left_by is None or not store.marks.is_deleted(left_by):
@@ -171,7 +172,7 @@ def clear_deleted(store: OpenStore, partition: TopicPartition, *, wait_ms: int |
 
 
 def discard(store: OpenStore, directory: str) -> None:
-    """Out of sight in one step, then gone; a crash in between leaves it to `sweep`."""
+    """Renamed away in one step, then removed; a crash in between leaves it to `sweep`."""
     grave = store.layout.work("delete")
     try:
         store.fs.rename(directory, grave)

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from logstore.config import TOPIC_SETTINGS, format_value, parse_value, resolve_topic
+from logstore.config import resolve_topic
 from logstore.directory.layout import TOPIC_SUFFIX, Layout
 from logstore.directory.sealed import (
     Parsed,
@@ -27,10 +27,12 @@ from logstore.directory.sealed import (
 from logstore.errors import CorruptState, DuramenError, InvalidConfig, InvalidTopic, TopicExists, UnknownTopic
 from logstore.files import FileSystem
 from logstore.limits import INT32_MAX
+from logstore.setting import format_value, parse_value
+from logstore.settings import TOPIC_SETTINGS
 from logstore.topic import TopicPartition, check_topic_name, parse_uuid
 
 VERSION = 2
-#: what an older release reads; it knows nothing of unknown settings, and would delete by its defaults
+#: the version older releases read; they do not know unknown settings, and would delete by their defaults
 _VERSION_OF_KNOWN_SETTINGS = 1
 #: a topic's file is small; a larger one is not ours
 TOPIC_FILE_BYTES_MAX = 1 << 20
@@ -45,14 +47,14 @@ class Topic:
     partitions: int
     #: the topic's own settings, in Kafka's spelling
     configs: Mapping[str, str]
-    #: counts alterations: whoever encodes by a config can tell whether it still holds
+    #: counts alterations, so that an encoder can see whether its config still holds
     config_version: int
     created_ms: int
     #: every record was placed by its key, with this number of partitions: a key lives in one partition only
     keyed: bool = False
     #: the id a Kafka cluster knows the topic by, when it came from one; ours is new at each creation and import
     kafka_id: str | None = None
-    #: nobody has said which settings the topic has; until then nothing of it is deleted or compacted
+    #: its settings are not known; until they are given nothing of it is deleted or compacted
     settings_unknown: bool = False
 
     @property
@@ -129,7 +131,7 @@ class TopicRegistry:
         """The topic's definition under a name of its own, which must be new; durable but for the name."""
         file = self._fs.open(path, create=True, exclusive=True)
         try:
-            file.pwrite(seal(_document(topic), version=_version(topic)), 0)
+            file.pwrite(seal(topic_document(topic), version=_version(topic)), 0)
             file.fsync()
         finally:
             file.close()
@@ -146,11 +148,11 @@ class TopicRegistry:
         """Write the topic's new definition; the caller holds its lease."""
         if self._fs.exists(self._layout.topic_state(topic.id)):
             self.write_copy(topic)  # first: it is never older than what was acknowledged
-        write_sealed(self._fs, self._layout.topic(topic.name), _document(topic), version=_version(topic))
+        write_sealed(self._fs, self._layout.topic(topic.name), topic_document(topic), version=_version(topic))
 
     def write_copy(self, topic: Topic) -> None:
-        """A second copy of the definition beside the topic's state, from which a lost file is brought back."""
-        write_sealed(self._fs, self._layout.topic_copy(topic.id), _document(topic), version=_version(topic))
+        """A second copy of the definition beside the topic's state, from which a lost file is restored."""
+        write_sealed(self._fs, self._layout.topic_copy(topic.id), topic_document(topic), version=_version(topic))
 
     def read_copy(self, topic_id: str) -> Topic | None:
         """None where there is none that can be read."""
@@ -163,19 +165,15 @@ class TopicRegistry:
 
 def read_definition(fs: FileSystem, path: str) -> Topic:
     """A topic's definition from a file that is not named like it. Raises FileNotFoundError, CorruptState."""
-    document = read_sealed(fs, path, version=VERSION, limit=TOPIC_FILE_BYTES_MAX)
-    try:
-        name = check_topic_name(str(document.get("name")))
-    except InvalidTopic as error:
-        raise CorruptState(error.what, file=path) from error
-    return _topic(name, document, path)
+    return topic_from(read_sealed(fs, path, version=VERSION, limit=TOPIC_FILE_BYTES_MAX), file=path)
 
 
 def _version(topic: Topic) -> int:
     return VERSION if topic.settings_unknown else _VERSION_OF_KNOWN_SETTINGS
 
 
-def _document(topic: Topic) -> dict[str, object]:
+def topic_document(topic: Topic) -> dict[str, object]:
+    """The topic as JSON has it; `topic_from` reads it."""
     return {
         "name": topic.name,
         "id": topic.id,
@@ -189,9 +187,20 @@ def _document(topic: Topic) -> dict[str, object]:
     }
 
 
+def topic_from(document: object, *, file: str) -> Topic:
+    """Raises CorruptState."""
+    if not isinstance(document, Mapping):
+        raise CorruptState("not a topic", file=file)
+    try:
+        name = check_topic_name(str(document.get("name")))
+    except InvalidTopic as error:
+        raise CorruptState(error.what, file=file) from error
+    return _topic(name, document, file)
+
+
 def _topic(name: str, document: Mapping[str, object], path: str) -> Topic:
     if document.get("name") != name:
-        raise CorruptState("the file tells of another topic than its name", file=path)
+        raise CorruptState("the file is about another topic than its name says", file=path)
     topic_id, kafka_id = document.get("id"), document.get("kafka_id")
     if not _is_id(topic_id) or not (kafka_id is None or _is_id(kafka_id)):
         raise CorruptState("no topic id in the file", file=path)

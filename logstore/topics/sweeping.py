@@ -35,7 +35,7 @@ def sweep(store: OpenStore) -> list[str]:
     for path in removed:
         remove_tree(store.fs, path)
     removed += [*_finish_imports(store, oldest), *_finish_deletions(store)]
-    for name in store.registry.names():  # of older releases' topics there is no copy yet
+    for name in store.registry.names():  # topics of older releases have no copy yet
         _refresh_copy_of(store, name)
     return removed
 
@@ -83,7 +83,7 @@ def _finish_deletions(store: OpenStore) -> list[str]:
     """What is left of topics that a mark says are deleted."""
     removed = []
     for mark in store.marks.find(DELETED):
-        # Held by whoever deletes the topic this moment.
+        # Held by the process that is deleting the topic.
         with contextlib.suppress(LockHeld), store.locks.lease(mark.topic_id, what="sweep", wait_ms=0):
             removed += finish_deletion(store, mark.topic_id, mark.topic, "sweep")
             store.locks.forget_topic(mark.topic_id)

@@ -11,12 +11,14 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from logstore.config import STORE_FILE_NAMES, TOPIC_SETTINGS, Scope, Source, format_value, resolve_topic
+from logstore.config import Source, resolve_topic
 from logstore.directory.checkpoint import parse_properties, read_meta_properties
 from logstore.errors import DuramenError, ImportRefused
 from logstore.files import FileSystem, read_whole
 from logstore.limits import Limits
 from logstore.segment.names import CLUSTER_METADATA_DIRECTORY, META_PROPERTIES
+from logstore.setting import Scope, format_value
+from logstore.settings import STORE_FILE_NAMES, TOPIC_SETTINGS
 from logstore.transfer.kraft_metadata import ClusterMetadata, read_cluster_metadata
 
 _PROPERTIES_BYTES_MAX = 1 << 20
@@ -24,10 +26,10 @@ _PROPERTIES_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """A topic's settings as far as its cluster tells; `unknown` says what is missing, None when nothing is."""
+    """A topic's settings as far as its cluster has them; `unknown` says what is missing, None when nothing is."""
 
     configs: Mapping[str, str] = field(default_factory=dict)
-    unknown: str | None = "there is no metadata log that tells them"
+    unknown: str | None = "there is no metadata log to read them from"
 
 
 def read_settings(
@@ -94,7 +96,7 @@ def topic_settings(
     policy, retention = resolved["cleanup.policy"], resolved["retention.ms"]
     deletes = isinstance(policy.value, frozenset) and "delete" in policy.value
     if deletes and retention.source is Source.DEFAULT and not is_static_known:
-        return TopicSettings(configs, "retention.ms is its broker's default, which only server.properties tells")
+        return TopicSettings(configs, "retention.ms is its broker's default, which only server.properties has")
     return TopicSettings(configs, None)
 
 

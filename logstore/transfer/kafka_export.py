@@ -13,6 +13,8 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from logstore.config import LogConfig
 from logstore.directory.checkpoint import (
@@ -30,6 +32,8 @@ from logstore.directory.state import Loss, PartitionState, SegmentEntry
 from logstore.directory.trees import copy_file, is_directory, remove_tree
 from logstore.errors import ExportRefused, StoreInUse
 from logstore.files import FileSystem
+from logstore.limits import Limits
+from logstore.partition.environment import LogEnvironment
 from logstore.segment.names import (
     CLEAN_SHUTDOWN,
     LEADER_EPOCH_CHECKPOINT,
@@ -60,7 +64,7 @@ class ExportedPartition:
     segments: int
     linked_bytes: int
     copied_bytes: int
-    #: gaps that damage left; a broker cannot be told of them
+    #: gaps that damage left; a broker cannot record them
     losses: tuple[Loss, ...] = ()
 
 
@@ -72,8 +76,42 @@ class Export:
     skipped: tuple[TopicPartition, ...] = ()
 
 
+class Exportable(Protocol):
+    """What is asked of a store, whatever its kind, to make a directory of its partitions."""
+
+    @property
+    def fs(self) -> FileSystem:
+        """Of the target."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def log_config(self, topic: Topic) -> LogConfig: ...
+
+    def log_environment(self) -> LogEnvironment: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A partition's files up to its high watermark, in a directory of their own."""
+
+    state: PartitionState
+    high_watermark: int
+    linked_bytes: int
+    copied_bytes: int
+
+
+class Take(Protocol):
+    """Puts a partition's files into a directory, and tells `progress` of the bytes."""
+
+    def __call__(self, topic: Topic, number: int, directory: str, progress: Callable[[int], None]) -> Taken: ...
+
+
 def check_topic_ids(topics: list[Topic], topic_ids: Mapping[str, str]) -> None:
-    """Raises ExportRefused for an id that is none, or of a topic that is not exported."""
+    """Raises ExportRefused for a malformed id, or one of a topic that is not exported."""
     names = {topic.name for topic in topics}
     for name, topic_id in topic_ids.items():
         if name not in names:
@@ -89,8 +127,8 @@ def check_topic_ids(topics: list[Topic], topic_ids: Mapping[str, str]) -> None:
             )
 
 
-def check_target(store: OpenStore, directory: str, topics: list[Topic]) -> None:
-    """Raises ExportRefused when exporting there would harm what is there."""
+def check_target(store: Exportable, directory: str, topics: list[Topic]) -> None:
+    """Raises ExportRefused when an export would harm what is in the directory."""
     fs = store.fs
     if os.path.realpath(directory).startswith(os.path.realpath(store.path) + os.sep):
         raise ExportRefused("the target lies inside the store", file=directory, hint="Give a directory elsewhere.")
@@ -125,7 +163,7 @@ def _is_empty_log(fs: FileSystem, directory: str) -> bool:
 
 
 def export_topics(
-    store: OpenStore,
+    store: Exportable,
     directory: str,
     topics: list[Topic],
     *,
@@ -133,8 +171,11 @@ def export_topics(
     unclean: bool = False,
     identity: MetaProperties | None = None,
     progress: Callable[[int], None] = lambda size_bytes: None,
+    take: Take | None = None,
 ) -> Export:
     """Export the topics up to their high watermarks.
+
+    `take` brings a partition's files; without, they are those of a store in a directory.
 
     `topic_ids` are the ids the broker knows the topics by; without, they keep the id they were imported with, or the
     store's. `unclean` leaves out the marker of a clean stop, so that the broker checks everything. `identity` becomes
@@ -142,6 +183,7 @@ def export_topics(
     Raises ExportRefused, StoreInUse.
     """
     fs, topic_ids = store.fs, topic_ids or {}
+    brings = partial(take or _from_directory(store), progress=progress)
     check_topic_ids(topics, topic_ids)
     check_target(store, directory, topics)
     fs.mkdir(directory)
@@ -157,7 +199,7 @@ def export_topics(
         was_clean = delete_clean_shutdown(fs, os.path.join(directory, CLEAN_SHUTDOWN))
         fs.mkdir(draft)
         done = [
-            _build(store, topic, number, draft, topic_ids.get(topic.name, topic.export_id), progress)
+            _build(store, topic, number, draft, topic_ids.get(topic.name, topic.export_id), brings)
             for topic in topics
             for number in range(topic.partitions)
         ]
@@ -194,22 +236,37 @@ def _holds_other_partitions(fs: FileSystem, directory: str, topics: list[Topic])
     return False
 
 
-def _build(
-    store: OpenStore, topic: Topic, number: int, draft: str, topic_id: str, progress: Callable[[int], None]
-) -> tuple[ExportedPartition, PartitionFacts]:
+def _from_directory(store: Exportable) -> Take:
+    assert isinstance(store, OpenStore)
+    return partial(_take_from_directory, store)
+
+
+def _take_from_directory(
+    store: OpenStore, topic: Topic, number: int, directory: str, progress: Callable[[int], None]
+) -> Taken:
     partition = topic.partition(number)
-    directory = os.path.join(draft, str(partition))
-    store.fs.mkdir(directory)
     # No compaction and no retention meanwhile; appends go on, above the high watermark read here.
     with store.locks.maintenance(topic.id, number, what=f"export {partition}"):
         high_watermark = store.high_watermark(topic, number)
         state = store.partition_state(topic, number)
-        linked, copied = take_files(store, partition, state, high_watermark, directory, progress)
+        return Taken(state, high_watermark, *take_files(store, partition, state, high_watermark, directory, progress))
+
+
+def _build(
+    store: Exportable, topic: Topic, number: int, draft: str, topic_id: str, take: Callable[[Topic, int, str], Taken]
+) -> tuple[ExportedPartition, PartitionFacts]:
+    partition = topic.partition(number)
+    directory = os.path.join(draft, str(partition))
+    store.fs.mkdir(directory)
+    taken = take(topic, number, directory)
+    state, high_watermark = taken.state, taken.high_watermark
     write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic_id)
     config = store.log_config(topic)
     start, end, segments = _finish(store, partition, config, directory, state, high_watermark)
     store.fs.fsync_dir(directory)
-    exported = ExportedPartition(partition, topic_id, start, end, segments, linked, copied, state.losses)
+    exported = ExportedPartition(
+        partition, topic_id, start, end, segments, taken.linked_bytes, taken.copied_bytes, state.losses
+    )
     facts = PartitionFacts(
         partition=partition,
         high_watermark=end,
@@ -235,7 +292,7 @@ def take_files(
     """Bytes linked and copied. The last segment comes without indexes: they may be written to this moment."""
     fs, source = store.fs, store.layout.partition(partition)
     linked = copied = 0
-    # An empty segment at the high watermark counts: behind a loss it is all that says where the log goes on.
+    # An empty segment at the high watermark counts: after a loss it is all that says where the log goes on.
     committed = [entry for entry in state.segments if entry.base_offset <= high_watermark]
     for at, entry in enumerate(committed):
         path = os.path.join(source, file_name(entry.base_offset, FileKind.LOG))
@@ -243,13 +300,14 @@ def take_files(
         if at + 1 < len(committed):
             if link and _link(fs, path, to):
                 linked += entry.size_bytes
+                progress(entry.size_bytes)
             else:
-                copied += copy_file(fs, path, to)
+                copied += copy_file(fs, path, to, progress=progress)
             for kind in (FileKind.INDEX, FileKind.TIME_INDEX, FileKind.TXN_INDEX):
                 copied += _copy_if_there(fs, source, target, file_name(entry.base_offset, kind))
         else:
-            copied += copy_file(fs, path, to, size_bytes=_committed_bytes(store, partition, entry, high_watermark))
-        progress(entry.size_bytes)
+            committed_bytes = _committed_bytes(store, partition, entry, high_watermark)
+            copied += copy_file(fs, path, to, size_bytes=committed_bytes, progress=progress)
     bases = {entry.base_offset for entry in committed}
     for name in fs.listdir(source):
         parsed = parse_file_name(name)
@@ -302,7 +360,7 @@ def _copy_if_there(fs: FileSystem, source: str, target: str, name: str) -> int:
 
 
 def _finish(
-    store: OpenStore,
+    store: Exportable,
     partition: TopicPartition,
     config: LogConfig,
     directory: str,
@@ -334,7 +392,7 @@ def _finish(
     return log.log_start_offset, log.log_end_offset, len(log.segments)
 
 
-def _merge_checkpoints(store: OpenStore, directory: str, facts: list[PartitionFacts], unclean: bool) -> None:
+def _merge_checkpoints(store: Exportable, directory: str, facts: list[PartitionFacts], unclean: bool) -> None:
     """Our partitions' entries among those of partitions that were there before."""
     ours = {each.partition for each in facts}
     merged = {}

@@ -1,6 +1,6 @@
 """The topics of a cluster and their settings, from a KRaft metadata log (`__cluster_metadata-0`), which is only read.
 
-The newest snapshot (`OFFSET-EPOCH.checkpoint`) holds everything up to its offset; the log's records behind it are
+The newest snapshot (`OFFSET-EPOCH.checkpoint`) holds everything up to its offset; the log's records after it are
 replayed, metadata transactions included. Both are ordinary record batches. A record's value is one message:
 
     value          := frameVersion:uvarint apiKey:uvarint version:uvarint message
@@ -11,7 +11,7 @@ replayed, metadata transactions included. Both are ordinary record batches. A re
     BeginTransaction, EndTransaction, AbortTransaction                                            apiKey 23, 24, 25
     string         := (length + 1):uvarint bytes; 0 is null
 
-Other records are passed by. Knows nothing of stores; what the settings mean is the caller's.
+Other records are skipped. Knows nothing of stores; what the settings mean is the caller's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 CLUSTER_DEFAULT = ""
 
 _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
-#: topics, partitions and settings a cluster may have before its log is not believed
+#: the most topics, partitions and settings of a cluster; a log with more is refused
 _FACTS_MAX = 5_000_000
 
 
@@ -102,9 +102,9 @@ def read_cluster_metadata(fs: FileSystem, directory: str, *, limits: Limits) -> 
 
 
 def _values(fs: FileSystem, path: str, limits: Limits) -> Iterator[tuple[int, bytes]]:
-    """Offset and value of each record; control records (leader changes, snapshot headers) are passed by.
+    """Offset and value of each record; control records (leader changes, snapshot headers) are skipped.
 
-    Damage is an error also at the end of the log: what is behind it may be a setting that keeps records.
+    Damage is an error also at the end of the log: a setting that keeps records may come after it.
     """
     decoder = Decoder(limits=limits, headers=False)
     file = fs.open(path)

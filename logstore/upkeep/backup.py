@@ -5,8 +5,8 @@
 
 While the leases are held nothing can be committed, so ledger, topics and ends agree; that takes moments. Committed
 bytes are never written again, so the logs can be copied while they grow; only compaction, retention and deletion have
-to wait for the end. A copy that is not finished has no version file, says so in `unfinished`, and is no store. The
-finished one says in `origin` of what it is a copy, and since when it is written to.
+to wait for the end. A copy that is not finished has no version file, says so in `unfinished`, and is not a store. A
+finished one records in `origin` what it is a copy of, and since when it is written to.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _copy_files(fs: FileSystem, source: str, target: str) -> int:
     copied = 0
     for name in fs.listdir(source):
         if name.endswith((".json", ".parquet")) or name == _LAST_CHECKPOINT:
-            # The data of a commit that lost its race is taken back at any time.
+            # The data of a commit that lost its race may be removed at any time.
             with contextlib.suppress(FileNotFoundError):
                 copied += copy_file(fs, os.path.join(source, name), os.path.join(target, name))
     return copied

@@ -1,9 +1,9 @@
 """The rule by which a damaged table of commits is made whole again. Pure: it reads and writes nothing.
 
-What is certain stays: rows that a readable commit names. A row or plan that nothing names counts only if its topic
-says that this sequence was applied, and if its offsets fit between its neighbours: whoever was told of a batch, was
-told after that. Sequences that were applied and of which nothing is left get a void row, so that they are never used
-again; the apps that may have written them are marked unsure, because nobody can say where they are.
+What is certain stays: rows that a readable commit names. A row or plan that nothing names counts only if its topic says
+that this sequence was applied, and if its offsets fit between its neighbours: a batch is acknowledged only after that.
+Sequences that were applied and of which nothing is left get a void row, so that they are never used again; the apps
+that may have written them are marked unsure, because their last batch is not known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOST_PLAN = "lost"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a topic's `ends` tell."""
+    """What a topic's `ends` say."""
 
     topic: str
     sequence: int
@@ -120,7 +120,7 @@ def _without_topic(rows: Iterable[CommitRow]) -> list[CommitRow]:
 
 
 def _pool(others: Sequence[CommitRow], plans: Sequence[Plan], newest: int) -> list[list[CommitRow]]:
-    """What may have been committed, one entry a commit; the row of a data file tells more than its plan."""
+    """What may have been committed, one entry a commit; the row of a data file says more than its plan."""
     groups: dict[tuple[str, bool], dict[str, CommitRow]] = defaultdict(dict)
     for row in others:
         if row.topic_id:
@@ -271,7 +271,7 @@ def _finish_apps(
     for app_id, (_, batch_id) in sorted(at.items()):
         assert batch_id is not None
         found.transactions[APP + app_id] = batch_id
-        if COUNTED + app_id in transactions and not is_unsure:  # who counted its batches once, goes on counting
+        if COUNTED + app_id in transactions and not is_unsure:  # an app that counted its batches once keeps counting
             found.transactions[COUNTED + app_id] = batch_id
         last = newest.get(app_id)
         known = last if last is not None and last.batch_id == batch_id else None
@@ -297,7 +297,7 @@ def _is_newer(row: CommitRow, last: CommitRow, between: tuple[int, int] | None) 
     if between is None:
         return True  # they come in order
     before, after = between
-    # Where the versions leave it open, the batches tell: they count up.
+    # Where the versions leave it open, the batch ids decide: they count up.
     return before >= last.version or (after > last.version and (row.batch_id or 0) > (last.batch_id or 0))
 
 

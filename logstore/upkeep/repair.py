@@ -2,7 +2,7 @@
 
 `examine` looks and changes nothing. `repair` brings the ledger back from what is left of it, from `ends` and from the
 plans in staging. What is replaced is set aside in `ledger/torn/`. Partitions are not looked at here: commits whose
-staged files are gone are a matter of their recovery.
+staged files are gone are handled by their recovery.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _check_origin(store: OpenStore, report: StoreReport) -> None:
     try:
         read_origin(store.fs, store.layout)
     except CorruptState as error:
-        report.findings.append(Finding(f"the file that says of what the store is a copy: {error.what}", error.file))
+        report.findings.append(Finding(f"the file that says what the store is a copy of: {error.what}", error.file))
 
 
 def _read(store: OpenStore, *, data: bool = True, others: bool = False) -> _Ledger:
@@ -105,13 +105,13 @@ def _read(store: OpenStore, *, data: bool = True, others: bool = False) -> _Ledg
 
 
 def _applied(store: OpenStore) -> dict[str, Applied]:
-    """What the topics' ends tell, by topic id; a topic whose ends are damaged is left out."""
+    """What the topics' ends say, by topic id; a topic whose ends are damaged is left out."""
     names = {}
     for name in store.topic_names():
         try:
             names[store.topic(name).id] = name
         except DuramenError:
-            continue  # its state still tells
+            continue  # its state still says
     found = {}
     for topic_id in store.fs.listdir(store.layout.state):
         try:

@@ -12,29 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from logstore.commit.plan import Plan, read_plan
-from logstore.commit.staging import StagedReader
+from logstore.commit.staged_reader import StagedReader
 from logstore.directory.state import PartitionState, read_state
 from logstore.directory.swap import finish_swap
 from logstore.errors import CorruptBatch, CorruptCheckpoint, CorruptState
 from logstore.partition.damage import FoundBatch, intact_batches
 from logstore.partition.leader_epochs import LeaderEpochs
-from logstore.partition.quarantine import data_files, folders, read_reason
-from logstore.partition.salvage import (
-    Partition,
-    Piece,
-    Salvage,
-    Source,
-    dropped_tombstones,
-    has_wrong_list,
-    plan_salvage,
-    reasons,
-    with_found_end,
-)
+from logstore.partition.quarantine import data_files, dropped_tombstones, folders, read_reason, reasons
+from logstore.partition.salvage import Partition, Piece, Salvage, Source
+from logstore.partition.salvage_planning import has_wrong_list, plan_salvage, with_found_end
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import EMPTY
 from logstore.topics.registry import Topic
-from logstore.upkeep.topic_repair import rebuilt_state
+from logstore.upkeep.partition_repair import rebuilt_state
 
 if TYPE_CHECKING:
     from logstore.ledger import CommitRow
@@ -68,7 +59,7 @@ def look(
     are commits whose staged files may still be there.
     """
     notes: list[str] = []
-    given = _partition(store, topic, number, committed, dry_run, notes)
+    given = _partition(store, topic, number, committed, at_least, dry_run, notes)
     sources: list[Source] = [StagedBatches(store, topic, number, list(rows))]
     quarantine = Quarantine(given) if readmit else None
     if quarantine is not None:
@@ -81,7 +72,7 @@ def look(
 
 
 def _partition(
-    store: OpenStore, topic: Topic, number: int, committed: int | None, dry_run: bool, notes: list[str]
+    store: OpenStore, topic: Topic, number: int, committed: int | None, at_least: int, dry_run: bool, notes: list[str]
 ) -> Partition:
     directory = store.layout.partition(topic.partition(number))
     path = store.layout.partition_state(topic.id, number)
@@ -106,8 +97,9 @@ def _partition(
         notes.append("state file rebuilt: its segment list is not this partition's")
         found = replace(found, state=None)
     if found.state is None and dry_run:  # as a repair would leave it
-        state = rebuilt_state(store, topic, topic.partition(number))
-        if committed and not store.fs.exists(directory):
+        end_offset = at_least if committed is None else committed
+        state = rebuilt_state(store, topic, topic.partition(number), end_offset)
+        if end_offset and not store.fs.exists(directory):
             state = replace(state, segments=EMPTY.segments)
         return replace(found, state=state)
     if found.state is None:
@@ -167,7 +159,7 @@ class StagedBatches:
                     yield Piece(path, position, end, offset, offset + count, epoch, stamp)
                 offset += count
         except (CorruptState, CorruptBatch, FileNotFoundError):
-            return  # what comes behind has no offset that is certain
+            return  # what comes after has no offset that is certain
 
     def _batches(self, plan: Plan) -> Iterator[tuple[str, int, int, int]]:
         folder = self._store.layout.plan(plan.plan_id)
@@ -225,7 +217,7 @@ class Quarantine:
         return self._found
 
     def _may_return(self, batch: FoundBatch, tombstones: int | None) -> bool:
-        """Behind a compaction that dropped tombstones an old record could bring a deleted key back."""
+        """After a compaction that dropped tombstones an old record could bring a deleted key back."""
         state = self._partition.state
         if state is None or "compact" not in self._partition.config.cleanup_policy:
             return True

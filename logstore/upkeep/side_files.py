@@ -1,6 +1,6 @@
 """Files no read depends on: the second copy of each topic's definition, and Kafka's checkpoints, for its tools.
 
-They are written again from what they were written from. One that is missing says nothing: older releases had none.
+They are rebuilt from their sources. One that is missing says nothing: older releases had none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _damaged_copies(store: OpenStore) -> Iterator[tuple[Topic, Finding]]:
         try:
             topic = store.topic(name)
         except (UnknownTopic, CorruptState):
-            continue  # deleted meanwhile, or told of the topic
+            continue  # deleted meanwhile, or reported with the topic
         path = store.layout.topic_copy(topic.id)
         try:
             found = read_definition(store.fs, path)

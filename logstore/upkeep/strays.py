@@ -1,6 +1,6 @@
 """What lies in a store and belongs to no topic that can be read: lost or damaged topic files, directories and state.
 
-Only looks. A stray is never removed by anybody but a person; `topic_repair` makes topics of what can be one again.
+Only looks. Only a person removes a stray; `topic_repair` makes topics of what can be one again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from logstore.errors import CorruptState, InvalidTopic, UnknownTopic
 from logstore.topic import TopicPartition, parse_uuid
 from logstore.topics.opened import OpenStore
 from logstore.topics.places import topic_id_at
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 
@@ -39,7 +40,7 @@ class Stray:
     partition: int | None = None
 
 
-def readable_topics(store: OpenStore) -> tuple[list[Topic], dict[str, CorruptState]]:
+def readable_topics(store: ReadableStore) -> tuple[list[Topic], dict[str, CorruptState]]:
     """The topics whose files can be read, and by name what is wrong with the others."""
     found: list[Topic] = []
     damaged: dict[str, CorruptState] = {}
@@ -58,7 +59,7 @@ def find_strays(store: OpenStore, names: Sequence[str] | None = None, *, deep: b
 
     Unless `deep`, the directories that are named like a topic's are taken for its own without a look.
     """
-    # Directories and state first: a topic that is created or deleted meanwhile is no stray.
+    # Directories and state first: a topic that is created or deleted meanwhile is not a stray.
     directories, states = store.fs.listdir(store.layout.logs), store.fs.listdir(store.layout.state)
     topics, damaged = readable_topics(store)
     by_name, marked = {topic.name: topic for topic in topics}, store.marks.ids()

@@ -2,46 +2,28 @@
 
 A topic's file comes back from the copy beside its state; without one from its directories, state, staged plans and the
 ledger: id and number of partitions are then known, its settings only if a plan has them. What cannot be known is asked
-for, or the topic comes back with "settings unknown". `partition.metadata` and segment lists are written again. Damaged
-files are kept under another name; nothing that can be read is removed.
+for, or the topic comes back with "settings unknown". Damaged files are kept under another name; nothing that can be
+read is removed.
 """
 
 from __future__ import annotations
 
 import os
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from logstore.commit.plan import TopicPlan, read_plan
-from logstore.config import format_value
-from logstore.directory.checkpoint import read_offset_checkpoint, write_partition_metadata
 from logstore.directory.ends import VERSION as ENDS_VERSION
 from logstore.directory.sealed import read_sealed, whole_numbers
-from logstore.directory.state import PartitionState, read_state, write_state
-from logstore.directory.trees import is_directory
-from logstore.errors import CorruptCheckpoint, CorruptState, DuramenError
-from logstore.partition.leader_epochs import LeaderEpochs
-from logstore.partition.quarantine import folders, read_reason
-from logstore.partition.salvage import Partition, has_wrong_list, reasons
-from logstore.segment.names import (
-    CLEANER_OFFSET_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
-    LOG_START_OFFSET_CHECKPOINT,
-    PARTITION_METADATA,
-    DirectoryState,
-    partition_directory_name,
-)
-from logstore.topic import TopicPartition, new_topic_id
+from logstore.errors import CorruptState, DuramenError
+from logstore.setting import format_value
+from logstore.topic import new_topic_id
 from logstore.topics.opened import OpenStore
 from logstore.topics.places import is_log_of, segments_at, topic_id_at
-from logstore.topics.placing import make_partition
 from logstore.topics.registry import PARTITIONS_MAX, Topic, spelled
+from logstore.upkeep.partition_repair import set_aside_file, state_of
 from logstore.upkeep.strays import Stray, StrayKind, find_strays
-
-#: an id that differs from a topic's in no more characters is that topic's, damaged
-_DAMAGED_CHARS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +129,7 @@ def _definition(
     plans: Mapping[str, TopicPlan],
     configs: Mapping[str, object],
 ) -> Topic | None:
-    """The topic as far as it can be known; None when there is nothing to make one of."""
+    """The topic as far as it can be known; None when there is nothing to build one from."""
     name, notes = evidence.name, evidence.notes
     if store.fs.exists(store.layout.topic(name)) and evidence.damaged_file is None:
         notes.append("there is a topic of that name; the directories are beyond its partitions, and left")
@@ -164,7 +146,7 @@ def _definition(
         topic_id = _chosen_id(store, evidence, states, plans)
     partitions = _partitions(store, evidence, topic_id, copy, plans.get(topic_id))
     if not partitions:
-        notes.append("nothing is left that tells how many partitions it had")
+        notes.append("nothing is left that says how many partitions it had")
         return None
     topic = copy or Topic(name, topic_id, partitions, {}, 1, store.clock.now_ms(), settings_unknown=True)
     if copy is None:
@@ -180,7 +162,7 @@ def _definition(
 
 
 def _chosen_copy(evidence: _Evidence, copies: list[Topic]) -> Topic | None:
-    """The copy that the most directories speak for; of copies that none speaks for, one that has the name."""
+    """The copy whose id most directories carry; if no directory carries one, a copy with that name."""
     named = [copy for copy in copies if copy.name == evidence.name]
     named.sort(key=lambda copy: (evidence.carried[copy.id], copy.created_ms), reverse=True)
     return named[0] if named else None
@@ -188,7 +170,7 @@ def _chosen_copy(evidence: _Evidence, copies: list[Topic]) -> Topic | None:
 
 def _fits(store: OpenStore, topic_id: str, evidence: _Evidence) -> bool:
     return bool(evidence.directories) and all(
-        (state := _state(store, topic_id, number)) is not None and is_log_of(store.fs, directory, state)
+        (state := state_of(store, topic_id, number)) is not None and is_log_of(store.fs, directory, state)
         for number, directory in evidence.directories.items()
     )
 
@@ -204,7 +186,7 @@ def _chosen_id(store: OpenStore, evidence: _Evidence, states: set[str | None], p
             return topic_id
     for topic_id in sorted(each for each in states if each):
         for number, directory in evidence.directories.items():
-            state = _state(store, topic_id, number)
+            state = state_of(store, topic_id, number)
             if state is not None and not state.is_as_made and is_log_of(store.fs, directory, state):
                 evidence.notes.append("its id is from the state that fits its directories")
                 return topic_id
@@ -212,14 +194,14 @@ def _chosen_id(store: OpenStore, evidence: _Evidence, states: set[str | None], p
     if len(fitting) == 1:  # lists as they were made fit many directories
         evidence.notes.append("its id is from the only state that fits its directories")
         return fitting[0]
-    evidence.notes.append("nothing tells its id; it gets a new one")
+    evidence.notes.append("nothing says what its id was; it gets a new one")
     return new_topic_id()
 
 
 def _partitions(
     store: OpenStore, evidence: _Evidence, topic_id: str, copy: Topic | None, plan: TopicPlan | None
 ) -> int:
-    """At least as many as anything tells of."""
+    """At least as many as any file mentions."""
     counts = [number + 1 for number, path in evidence.directories.items() if _is_partition(store, path)]
     if copy is not None:
         counts.append(copy.partitions)
@@ -265,200 +247,3 @@ def _bring_back(store: OpenStore, topic: Topic, evidence: _Evidence) -> None:
             kept = set_aside_file(store, evidence.damaged_file)
             evidence.notes.append(f"the damaged file is kept as {kept}")
         store.registry.create(topic)
-
-
-def set_aside_file(store: OpenStore, path: str) -> str:
-    """Keep a damaged file in `staging/`, where nobody reads it and no sweep takes it."""
-    kept = store.layout.work("damaged")
-    store.fs.rename(path, kept)
-    store.fs.fsync_dir(os.path.dirname(path))
-    return kept
-
-
-# --- partitions ----------------------------------------------------------------------------------------------------
-
-
-def repair_partition(store: OpenStore, topic: Topic, number: int, *, dry_run: bool = False) -> list[str]:
-    """Give a partition back its `partition.metadata`, directory and segment list where they are lost or damaged.
-
-    Returns what was done, or with `dry_run` what would be. A directory that is not the partition's own is set aside as
-    a broker does. What the log itself lacks is for its recovery to find out.
-    """
-    partition = topic.partition(number)
-    directory = store.layout.partition(partition)
-    done: list[str] = []
-    with store.locks.partition(topic.id, number, what=f"repair {partition}"):
-        store.check_exists(topic)
-        state = _repair_state(store, topic, partition, done, dry_run)
-        _repair_epochs(store, directory, done, dry_run)
-        carried = store.topic_id_at(directory)
-        if carried == topic.id:
-            return done
-        if is_directory(store.fs, directory):
-            if carried is None and _may_be_log_of(store, directory, state):
-                done.append("partition.metadata was missing or damaged, and is written again")
-            elif carried is not None and _is_log_after_all(store, topic, directory, state, carried):
-                done.append(f"partition.metadata named topic id {carried}, but the log is this topic's: written again")
-            else:
-                aside = os.path.join(
-                    store.layout.logs, partition_directory_name(partition, DirectoryState.STRAY, uuid.uuid4().hex)
-                )
-                if not dry_run:
-                    store.fs.rename(directory, aside)
-                    store.fs.fsync_dir(store.layout.logs)
-                done.append(f"a directory of another topic lay in its place; it is set aside as {aside}")
-        if dry_run:
-            if state is not None and not state.is_as_made and not is_directory(store.fs, directory):
-                done.append("its directory is gone; an empty one takes its place")
-            return done
-        if is_directory(store.fs, directory):
-            write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
-            return done
-        if state is not None and not state.is_as_made:
-            done.append("its directory is gone; an empty one takes its place")
-        make_partition(store, topic, partition, state)
-    return done
-
-
-def _repair_epochs(store: OpenStore, directory: str, done: list[str], dry_run: bool) -> None:
-    """A checkpoint of leader epochs that cannot be read goes: the log's recovery finds them in the batches."""
-    try:
-        LeaderEpochs.load(store.fs, directory, limits=store.limits)
-    except CorruptCheckpoint as error:
-        if not dry_run:
-            set_aside_file(store, os.path.join(directory, LEADER_EPOCH_CHECKPOINT))
-        done.append(f"{LEADER_EPOCH_CHECKPOINT} is damaged ({error.what}), and made again")
-
-
-def _may_be_log_of(store: OpenStore, directory: str, state: PartitionState | None) -> bool:
-    """Whether a directory of the right name and without an owner can be the partition's, damaged perhaps."""
-    if state is None or not state.segments:
-        return True
-    found = segments_at(store.fs, directory)
-    *sealed, active = state.segments
-    return any(found.get(each.base_offset) == each.size_bytes for each in sealed) or active.base_offset in found
-
-
-def _is_log_after_all(
-    store: OpenStore, topic: Topic, directory: str, state: PartitionState | None, carried: str
-) -> bool:
-    """Whether a directory that names another topic is the partition's all the same, damaged perhaps.
-
-    A directory keeps its name as long as its topic lives. So the id of one that lives under another name is in the
-    wrong file, unless the whole directory was moved: then the log fits that topic.
-    """
-    if state is not None and is_log_of(store.fs, directory, state):
-        return True
-    other = next((each for each in store.topics() if each.id == carried and each.name != topic.name), None)
-    if not _may_be_log_of(store, directory, state):
-        return False
-    if other is None:  # nobody's: a damaged id, unless the directory is what is left of a topic, or came from elsewhere
-        return _differ(carried, topic.id) <= _DAMAGED_CHARS and not store.marks.is_deleted(carried)
-    theirs = [_state(store, other.id, number) for number in range(other.partitions)]
-    ours_fitting = _fitting(store, directory, state)
-    theirs_fitting = max(_fitting(store, directory, each) for each in theirs)
-    if ours_fitting != theirs_fitting:
-        return ours_fitting > theirs_fitting
-    return not any(is_log_of(store.fs, directory, each) for each in theirs)
-
-
-def _differ(one: str, other: str) -> int:
-    """In how many characters two ids differ; they are random, so that those of two topics differ in nearly all."""
-    return sum(left != right for left, right in zip(one, other, strict=True))
-
-
-def _fitting(store: OpenStore, directory: str, state: PartitionState | None) -> int:
-    """How many sealed segments of the list are there, to the byte."""
-    found = segments_at(store.fs, directory)
-    return sum(found.get(each.base_offset) == each.size_bytes for each in state.segments[:-1]) if state else 0
-
-
-def _repair_state(
-    store: OpenStore, topic: Topic, partition: TopicPartition, done: list[str], dry_run: bool
-) -> PartitionState | None:
-    """The partition's segment list, made again where it is lost; None for a partition nobody has written to."""
-    path = store.layout.partition_state(topic.id, partition.partition)
-    try:
-        state = read_state(store.fs, path, limits=store.limits)
-    except CorruptState as error:
-        done.append(f"the segment list is damaged: {error.what}")
-        if not dry_run:
-            set_aside_file(store, path)
-        state = None
-    if state is not None and _is_of_another(store, topic, partition, state):
-        done.append("the segment list is another partition's")
-        if not dry_run:
-            set_aside_file(store, path)
-        state = None
-    is_there = store.fs.exists(store.layout.partition(partition))
-    if state is not None or not (is_there or _committed_end(store, topic, partition)):
-        return state  # it is there, or the partition was never written
-    state = rebuilt_state(store, topic, partition)
-    if state.log_start_offset:
-        done.append(
-            f"the log start {state.log_start_offset} is from Kafka's checkpoint; what was deleted since may be back"
-        )
-    elif is_there and segments_at(store.fs, store.layout.partition(partition)):
-        done.append("the log start is not known; what was deleted in front of it may be back")
-    if not dry_run:
-        store.fs.mkdir(store.layout.topic_state(topic.id))
-        write_state(store.fs, path, state)
-    source = "the directory" if is_there else "what is known of its end: its directory is gone, too"
-    done.append(f"the segment list was missing or damaged, and is made again from {source}")
-    return state
-
-
-def rebuilt_state(store: OpenStore, topic: Topic, partition: TopicPartition) -> PartitionState:
-    """What is known of a partition whose list is lost, without segments: the log's own opening finds those."""
-    directory = store.layout.partition(partition)
-    log_start, first_dirty = _checkpointed(store, topic, partition)
-    # Of all but its last segment anything may have been compacted away; without one, of all there was.
-    found = segments_at(store.fs, directory) if store.fs.exists(directory) else ()
-    last_base = max(found) if found else _committed_end(store, topic, partition)
-    noted = (read_reason(store.fs, folder) for folder in folders(store.fs, directory))
-    return PartitionState(
-        log_start_offset=log_start,
-        first_dirty_offset=first_dirty,
-        thinned_offset=max(first_dirty, last_base),
-        losses=reasons(data for data in noted if data is not None),
-    )
-
-
-def _committed_end(store: OpenStore, topic: Topic, partition: TopicPartition) -> int:
-    try:
-        return store.ends(topic).high_watermarks[partition.partition]
-    except CorruptState:
-        return 0
-
-
-def _is_of_another(store: OpenStore, topic: Topic, partition: TopicPartition, state: PartitionState) -> bool:
-    directory = store.layout.partition(partition)
-    if state.swap is not None or not store.fs.exists(directory):
-        return False  # names change in the middle of a replacement
-    config, now_ms = store.log_config(topic), store.clock.now_ms()
-    return has_wrong_list(Partition(store.fs, directory, str(partition), state, None, config, store.limits, now_ms))
-
-
-def _checkpointed(store: OpenStore, topic: Topic, partition: TopicPartition) -> tuple[int, int]:
-    """Log start and first dirty offset from Kafka's checkpoint files, if they were written since the topic came to be.
-
-    Older ones may speak of another topic of the same name.
-    """
-    found = []
-    for name in (LOG_START_OFFSET_CHECKPOINT, CLEANER_OFFSET_CHECKPOINT):
-        path = os.path.join(store.layout.logs, name)
-        offset = 0
-        try:
-            if store.fs.stat(path).mtime_ms >= topic.created_ms:
-                offset = read_offset_checkpoint(store.fs, path, limits=store.limits).get(partition, 0)
-        except (FileNotFoundError, CorruptCheckpoint):
-            pass
-        found.append(offset)
-    return found[0], found[1]
-
-
-def _state(store: OpenStore, topic_id: str, number: int) -> PartitionState | None:
-    try:
-        return read_state(store.fs, store.layout.partition_state(topic_id, number), limits=store.limits)
-    except CorruptState:
-        return None

@@ -1,9 +1,9 @@
 """Reads a partition as it lies on disk and says everything that is wrong with it; changes nothing.
 
 Below the high watermark every byte must hold: checksums, records as readers decode them, order of offsets, the segment
-list, the indexes, the side files. What lies above it belongs to a writer who may be at work this moment, and is left
-alone. Compaction and retention may be at work as well: what is wrong with a file counts only if the list still means
-that file, else it is looked at again.
+list, the indexes, the side files. What lies above it belongs to a writer that may be working now, and is left alone.
+Compaction and retention may be at work as well: what is wrong with a file counts only if the list still means that
+file, else it is looked at again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -33,10 +34,10 @@ from logstore.segment.names import PARTITION_METADATA, FileKind, Transient, file
 from logstore.segment.segment import LogSegment
 from logstore.topic import TopicPartition
 
-#: after this many findings in one segment the rest is the same story
+#: after this many findings in one segment the rest adds nothing
 _FINDINGS_MAX = 20
 _LOOKS_MAX = 50
-#: what is wrong with a small file is looked at so often: it may be in the middle of its replacement
+#: a small file with an error is read this often: it may be in the middle of its replacement
 _SIDE_LOOKS_MIN = 3
 _LOOK_AGAIN_S = 0.02
 #: what is wrong with a file: gone, not a file, too large. Any other error is the system's, and says nothing about it
@@ -50,7 +51,7 @@ class Verification:
     batches: int = 0
     size_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
-    #: what damage cost before; it is written down, so it is no finding
+    #: earlier losses; they are recorded, so they are not findings
     losses: tuple[Loss, ...] = ()
     #: the topic was created or widened by a process that died before it made this partition; nothing was ever in it
     unplaced: bool = False
@@ -71,7 +72,7 @@ def verify_partition(
     limits: Limits = DEFAULT_LIMITS,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> Verification:
-    """Never raises for damage: it is in the findings. `progress` is told the bytes read since last time."""
+    """Never raises for damage: it is in the findings. `progress` is called with the bytes read since last time."""
     result = Verification(partition)
     found = result.findings
     state = None
@@ -90,7 +91,8 @@ def verify_partition(
             found.append(Finding(f"the directory does not belong to topic id {topic_id}", file=path))
     if state is not None:
         result.losses = state.losses
-        end_offset = _verify_segments(fs, directory, state, state_path, high_watermark, limits, result, progress)
+        where = _Where(fs, directory, state_path, high_watermark, limits, progress)
+        end_offset = _verify_segments(where, state, result)
         if end_offset is not None and end_offset < high_watermark:
             found.append(
                 Finding(
@@ -115,16 +117,19 @@ def _noting(found: list[Finding]) -> Iterator[None]:
         found.append(Finding(error.strerror or str(error), file=error.filename))
 
 
-def _verify_segments(
-    fs: FileSystem,
-    directory: str,
-    state: PartitionState,
-    state_path: str,
-    high_watermark: int,
-    limits: Limits,
-    result: Verification,
-    progress: Callable[[int], None],
-) -> int | None:
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """The partition that is verified, and up to where."""
+
+    fs: FileSystem
+    directory: str
+    state_path: str
+    high_watermark: int
+    limits: Limits
+    progress: Callable[[int], None]
+
+
+def _verify_segments(where: _Where, state: PartitionState, result: Verification) -> int | None:
     """The offset after the last batch, None when the last segment could not be read to its end.
 
     Goes by offset, not by the list it began with: that one may be replaced on the way, segment by segment.
@@ -137,14 +142,14 @@ def _verify_segments(
     while position is not None and state.segments:
         number = max(bisect_right(state.segments, position, key=lambda entry: entry.base_offset) - 1, 0)
         entry = state.segments[number]
-        if entry.base_offset > high_watermark:
+        if entry.base_offset > where.high_watermark:
             break
         upper = state.segments[number + 1].base_offset if number + 1 < len(state.segments) else None
         look = Verification(result.partition)
-        reached = _verify_segment(fs, directory, entry, upper, state, high_watermark, limits, look, progress)
-        ends_early = upper is None and reached is not None and reached < high_watermark
+        reached = _verify_segment(where, entry, upper, state, look)
+        ends_early = upper is None and reached is not None and reached < where.high_watermark
         if (look.findings or ends_early) and looks < _LOOKS_MAX:
-            again = read_state(fs, state_path, limits=limits)
+            again = read_state(where.fs, where.state_path, limits=where.limits)
             if again is not None and _may_have_moved(state, again, entry, upper):
                 state, looks = again, looks + 1
                 time.sleep(_LOOK_AGAIN_S)
@@ -176,23 +181,16 @@ def _may_have_moved(before: PartitionState, after: PartitionState, entry: Segmen
 
 
 def _verify_segment(
-    fs: FileSystem,
-    directory: str,
-    entry: SegmentEntry,
-    upper_offset: int | None,
-    state: PartitionState,
-    high_watermark: int,
-    limits: Limits,
-    result: Verification,
-    progress: Callable[[int], None],
+    where: _Where, entry: SegmentEntry, upper_offset: int | None, state: PartitionState, result: Verification
 ) -> int | None:
     """The offset after its last committed batch, None when it could not be read that far."""
-    path = os.path.join(directory, file_name(entry.base_offset, FileKind.LOG))
+    high_watermark = where.high_watermark
+    path = os.path.join(where.directory, file_name(entry.base_offset, FileKind.LOG))
     next_offset, complete = entry.base_offset, False
-    decoder = Decoder(limits=limits, control=True)
+    decoder = Decoder(limits=where.limits, control=True)
     with _noting(result.findings):
         try:
-            segment = _opened(fs, directory, entry, state, limits)
+            segment = _opened(where, entry, state)
         except FileNotFoundError:
             result.findings.append(Finding("a segment of the list is missing", file=path, offset=entry.base_offset))
             return None
@@ -203,7 +201,7 @@ def _verify_segment(
                 result.findings.append(
                     Finding(f"{segment.size_bytes} bytes where the list has {entry.size_bytes}", file=path)
                 )
-            indexes = _IndexCheck(fs, segment, result.findings) if sealed else None
+            indexes = _IndexCheck(where.fs, segment, result.findings) if sealed else None
             # An offset is under no checksum: one above the high watermark may be that of a committed batch.
             end_offset = INT64_MAX if upper_offset is not None and upper_offset <= high_watermark else high_watermark
             for chunk in _committed_chunks(segment, end_offset):
@@ -219,7 +217,7 @@ def _verify_segment(
                     indexes.see(chunk)
                 result.batches += len(rows)
                 result.size_bytes += len(chunk.data)
-                progress(len(chunk.data))
+                where.progress(len(chunk.data))
             complete = True
             if indexes is not None and upper_offset is not None and upper_offset <= high_watermark:
                 indexes.finish()
@@ -228,16 +226,17 @@ def _verify_segment(
     return next_offset if complete else None
 
 
-def _opened(fs: FileSystem, directory: str, entry: SegmentEntry, state: PartitionState, limits: Limits) -> LogSegment:
+def _opened(where: _Where, entry: SegmentEntry, state: PartitionState) -> LogSegment:
     """The segment the list means: while it is replaced it may be `.deleted` already. Raises FileNotFoundError."""
+    open_as = partial(LogSegment, where.fs, where.directory, entry.base_offset, limits=where.limits)
     if state.swap is not None and entry.base_offset in state.swap.old_bases:
         for suffix in (Transient.NONE, Transient.DELETED):
             with contextlib.suppress(FileNotFoundError):
-                segment = LogSegment(fs, directory, entry.base_offset, limits=limits, suffix=suffix)
+                segment = open_as(suffix=suffix)
                 if segment.size_bytes == entry.size_bytes:
                     return segment
                 segment.close(clean=False)
-    return LogSegment(fs, directory, entry.base_offset, limits=limits)
+    return open_as()
 
 
 def _verify_records(decoder: Decoder, chunk: Chunk, rows: BatchTable, next_offset: int, found: list[Finding]) -> None:
@@ -252,7 +251,7 @@ def _verify_records(decoder: Decoder, chunk: Chunk, rows: BatchTable, next_offse
 
 
 def _committed_chunks(segment: LogSegment, high_watermark: int) -> Iterator[Chunk]:
-    """Chunks with committed batches; damage above the high watermark is not ours to judge."""
+    """Chunks with committed batches; damage above the high watermark is not judged."""
     committed = segment.base_offset < high_watermark
     if not committed:
         return
@@ -268,7 +267,7 @@ def _committed_chunks(segment: LogSegment, high_watermark: int) -> Iterator[Chun
 
 
 def _verify_order(chunk: Chunk, rows: BatchTable, next_offset: int, limit: int, found: list[Finding]) -> None:
-    """Each batch begins behind the one before it and ends below `limit`."""
+    """Each batch begins after the one before it and ends below `limit`."""
     if not len(rows):
         return
     before = np.concatenate(([next_offset - 1], rows[:-1, LAST_OFFSET]))
@@ -282,7 +281,7 @@ def _verify_order(chunk: Chunk, rows: BatchTable, next_offset: int, limit: int, 
 
 
 class _IndexCheck:
-    """Each entry of a sealed segment's indexes must lead to the batch it tells of."""
+    """Each entry of a sealed segment's indexes must lead to the batch it names."""
 
     def __init__(self, fs: FileSystem, segment: LogSegment, found: list[Finding]) -> None:
         self._found = found
@@ -295,7 +294,7 @@ class _IndexCheck:
             tail = fs.stat(index.path).size_bytes - index.size_bytes if fs.exists(index.path) else 0
             if tail:
                 found.append(
-                    Finding(f"a sealed index has {tail} bytes behind its entries", index.path, index.size_bytes)
+                    Finding(f"a sealed index has {tail} bytes after its entries", index.path, index.size_bytes)
                 )
         with _noting(found):
             self._offsets.sanity_check(segment.size_bytes)

@@ -11,24 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.config import (
-    BROKER_SETTINGS,
-    SETTINGS,
-    STORE_FILE_NAMES,
-    TOPIC_SETTINGS,
-    BrokerConfig,
-    LogConfig,
-    Source,
-    dump_toml,
-    format_value,
-    load_toml,
-    parse_value,
-    resolve_broker,
-    resolve_topic,
-    store_file_template,
-    topic_setting,
-)
+from logstore.config import BrokerConfig, LogConfig, Source, resolve_broker, resolve_topic
 from logstore.errors import InvalidConfig, UnknownConfig
+from logstore.setting import format_value, parse_value
+from logstore.settings import BROKER_SETTINGS, SETTINGS, STORE_FILE_NAMES, TOPIC_SETTINGS, topic_setting
+from logstore.settings_file import dump_toml, load_toml, store_file_template
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_MAX = 9223372036854775807
@@ -349,7 +336,7 @@ def test_store_file_checks_topic_defaults_too() -> None:
 
 def test_shipped_store_file_is_made_from_the_table_and_changes_nothing() -> None:
     path = ROOT / "conf" / "duramen.toml"
-    assert path.read_text() == store_file_template(), "write it anew with logstore.config.store_file_template()"
+    assert path.read_text() == store_file_template(), "write it anew with logstore.settings_file.store_file_template()"
     loaded = load_toml(str(path))
     assert LogConfig.from_mapping(broker=loaded) == LogConfig()
     assert BrokerConfig.from_mapping(loaded) == BrokerConfig()

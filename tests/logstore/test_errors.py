@@ -19,24 +19,27 @@ KINDS = {
     "DamageError": """
         CorruptBatch CorruptIndex CorruptSnapshot CorruptCheckpoint
         CorruptState DamagedLog DecompressionLimit LedgerError
-        UnappliablePlan
+        UnappliablePlan ObjectMissing ObjectTruncated
     """,
     "UsageError": """
         UnsupportedFormat NotEnoughMemory InvalidRecord NullKey RecordTooLarge
         AppendTooLarge InvalidTimestamp OffsetsOutOfOrder OffsetOverflow
         OutOfOrderSequence InvalidProducerEpoch TransactionCoordinatorFenced InvalidTransactionState
-        OffsetOutOfRange BufferLimit InvalidTopic UnknownTopic
+        OffsetOutOfRange BufferLimit InvalidTopic UnknownTopic UnknownRun
         TopicExists StrayDirectory UnknownConfig InvalidConfig
         NotAStore StoreVersionError UnsuitableFileSystem AccessDenied
         ReadOnlyStore ImportRefused ExportRefused
         InvalidPartition InvalidCommit ForkedProcess UnknownTransaction
         ReplayMismatch MissingBatches HistoryCompacted BackupRefused
         RecoveryChanged NotCompacted PackageMissing KernelsMissing
+        UnknownBucket UnsuitableObjectStore
     """,
     "RetriableError": """
         LockHeld StoreInUse
         CommitConflict CommitUnknown TopicChanged
         DiskFull AppendUnfinished SegmentsChanged CleaningAborted
+        ObjectStoreError ObjectExists ObjectChanged RequestConflict
+        ObjectStoreThrottled ObjectStoreUnavailable StaleObjects
     """,
 }
 CONCRETE = {

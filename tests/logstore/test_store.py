@@ -24,6 +24,7 @@ from logstore.errors import (
     UnknownTopic,
 )
 from logstore.files import OsFileSystem
+from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topics.placing import place_partition
 
@@ -89,8 +90,11 @@ def test_a_file_is_not_made_a_store(root: Path) -> None:
 def test_a_store_half_made_by_a_crash_is_made_again(root: Path) -> None:
     (root / "topics").mkdir(parents=True)
     (root / "version.tmp").write_text("")
-    LogStore(root, create=True).close()
-    LogStore(root).close()
+    with LogStore(root, create=True) as store:
+        store.create_topic("t")
+        assert store.append("t", [Record(b"k", b"v", 1)]).records == 1
+    with LogStore(root) as store:
+        assert [record.value for record in store.reader("t", 0).records(0)] == [b"v"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from logstore.config import LogConfig
 from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, NullKey, RecordTooLarge, UnsupportedFormat
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.validation import check_sizes, check_timestamps, codec_level, topic_codec_id
-from logstore.records import slots
-from logstore.records.codes import BAD_COUNT, BAD_OFFSET, EXPLAINED, OK
 from logstore.records.columns import columns_of
 from logstore.records.decoder import Decoder
 from logstore.records.encoder import BatchOptions, EncodedBatches, encode_batch
@@ -25,6 +23,8 @@ from logstore.records.table import (
     BASE_SEQUENCE,
     CODEC_MASK,
     CONTROL_BIT,
+    COUNT,
+    LAST_OFFSET,
     MAGIC,
     MAX_TIMESTAMP,
     POSITION,
@@ -137,23 +137,24 @@ def check_records(
     partition: object,
 ) -> int:
     """Look at every record of one batch as Kafka's leader does; returns the largest timestamp."""
-    decoder.open(data, table, 0)
-    block = np.zeros(slots.C_SLOTS, dtype=np.int64)
-    code = kernels().check(address_of(table), 0, 1, address_of(block))
-    if code in (BAD_COUNT, BAD_OFFSET):
+    offsets = list(range(int(table[0, BASE_OFFSET]), int(table[0, LAST_OFFSET]) + 1))
+    if int(table[0, COUNT]) == 0:
+        raise InvalidRecord("a client batch without records", partition=partition)
+    try:
+        columns = list(decoder.columns(data, table.copy()))
+    except CorruptBatch as error:
+        raise CorruptBatch(error.what, partition=partition) from error
+    if [offset for part in columns for offset in part.offsets.tolist()] != offsets:
         raise InvalidRecord(
             "a client batch's records have the offsets 0, 1, 2…, this one's do not", partition=partition
         )
-    if code != OK:
-        raise CorruptBatch(EXPLAINED[code], partition=partition)
-    if config.compact and int(block[slots.C_NULL_KEYS]):
-        raise NullKey(
-            f"{int(block[slots.C_NULL_KEYS])} records have no key; a compacted topic takes none without",
-            partition=partition,
-        )
-    largest = int(block[slots.C_MAX_TS])
+    keyless = sum(int((part.keys.valid == 0).sum()) for part in columns)
+    if config.compact and keyless:
+        raise NullKey(f"{keyless} records have no key; a compacted topic takes none without", partition=partition)
+    times = np.concatenate([part.timestamps_ms for part in columns])
+    largest = max(int(times.max()), NO_TIMESTAMP)
     if not append_time:
-        smallest = int(block[slots.C_MIN_TS])
+        smallest = int(times[times >= 0].min(initial=INT64_MAX))
         check_timestamps(NO_TIMESTAMP if smallest == INT64_MAX else smallest, largest, config, now_ms, partition)
     return largest
 

@@ -80,7 +80,7 @@ def _end_position(view: LogView, number: int, segment: LogSegment, first: BatchH
 
 def _upper_offset(view: LogView, number: int, segment: LogSegment, end_position: int) -> int:
     """An offset no fetched record reaches: of the first index entry behind the range, else the next segment's base."""
-    entry = segment.offset_index.first_beyond(end_position)
-    if entry is not None:
-        return entry.offset
+    beyond = segment.offset_index.each_beyond([end_position])
+    if beyond:
+        return beyond[0].offset
     return min(view.segment_end(number), view.log_end_offset)

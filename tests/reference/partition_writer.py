@@ -51,7 +51,7 @@ from logstore.records.table import (
     SIZE,
     BatchTable,
 )
-from logstore.segment.segment import LogSegment
+from logstore.segment.segment import LogSegment, Numbering
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
 from reference.client_batches import check_readable, client_batches, whole_batches
@@ -217,7 +217,7 @@ class PartitionWriter(PartitionLog):
         leader_epoch: int = 0,
     ) -> AppendInfo:
         """Append an Arrow table of key, value, timestamp?, headers?; all of it or, when an error is raised, nothing."""
-        from logstore.records.arrow import columns_from_arrow
+        from reference.arrow_columns import columns_from_arrow
 
         return self._append_columns(columns_from_arrow(table, _BUFFERS.columns), codec_id, batch_bytes, leader_epoch)
 
@@ -389,16 +389,8 @@ class PartitionWriter(PartitionLog):
         while first < len(table):
             segment = self.active
             self._placing = True
-            placed, reason = segment.place(
-                batches.data,
-                table,
-                first,
-                next_offset=self._log_end,
-                leader_epoch=leader_epoch,
-                now_ms=now_ms,
-                roll_limits=roll_limits(self.config, segment.jitter_ms),
-                fresh=fresh,
-            )
+            roll = roll_limits(self.config, segment.jitter_ms, now_ms=now_ms, fresh=fresh)
+            placed, reason = segment.place(batches.data, table, first, Numbering(self._log_end, leader_epoch), roll)
             fresh = False
             first += placed
             self._placing = placing = placing or first > 0
@@ -455,16 +447,8 @@ class PartitionWriter(PartitionLog):
             return AppendInfo(again.first_offset, again.last_offset, 0, 0, rolls, duplicate=True)
         segment = self.active
         self._placing = True
-        placed, _ = segment.place(
-            data,
-            table,
-            0,
-            next_offset=self._log_end,
-            leader_epoch=-1 if leader_epoch is None else leader_epoch,
-            now_ms=now_ms,
-            assign=leader_epoch is not None,
-            indexes_may_fill=True,
-        )
+        numbering = None if leader_epoch is None else Numbering(self._log_end, leader_epoch)
+        placed, _ = segment.place(data, table, 0, numbering)
         if placed < len(table):
             raise OffsetOverflow(
                 f"an append from {int(assigned[0, BASE_OFFSET])} to {last_offset} does not fit one segment",
@@ -533,11 +517,11 @@ class PartitionWriter(PartitionLog):
             preallocate(self.active)
         super()._after_truncation(offset)
 
-    def start_anew_at(self, offset: int) -> None:
+    def truncate_fully_and_start_at(self, offset: int) -> None:
         with self._lock:
             self.check_writable()
             try:
-                self._start_anew(offset)
+                self._truncate_fully_and_start_at(offset)
             except OSError as error:
                 self._broken = self._broken or f"beginning anew: {error}"
                 raise

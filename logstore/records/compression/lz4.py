@@ -1,4 +1,4 @@
-"""LZ4 frames as Kafka writes and reads them: independent blocks behind a fixed seven-byte header.
+"""LZ4 frames as Kafka writes and reads them: independent blocks after a fixed seven-byte header.
 
 The frame is built and taken apart here around raw blocks, because the libraries' own frames link blocks, which Kafka
 refuses. Content checksums are read over and not verified, as in Kafka; everything after the first end mark is ignored.
@@ -84,7 +84,7 @@ class Lz4:
             begin, length = len(HEADER) + WORD.size, end - _FRAMING_BYTES
             if 0 < length <= BLOCK_BYTES and WORD.unpack_from(view, len(HEADER))[0] == length:
                 return _decompress_block(view[begin : begin + length], begin, BLOCK_BYTES, out)
-        # Clients of the first format wrote a wrong header checksum, so nobody verifies it there.
+        # Clients of the first format wrote a wrong header checksum, so it is not verified there.
         position, flg, block_bytes_max = _read_header(view, verify_checksum=magic != 0)
         block_checksum_bytes = CHECKSUM_BYTES if flg & FLG_BLOCK_CHECKSUM else 0
         written = 0

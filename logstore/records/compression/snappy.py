@@ -1,6 +1,6 @@
 """Snappy in the "xerial" stream framing of snappy-java, which is what Kafka stores.
 
-Writes blocks of 32 KiB behind one stream header; reads such streams, several of them end to end, and the bare block
+Writes blocks of 32 KiB after one stream header; reads such streams, several of them end to end, and the bare block
 that some clients send. Google's own framing format is something else and is not read.
 """
 

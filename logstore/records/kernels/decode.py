@@ -36,8 +36,8 @@ from logstore.records.table import (
 def _decode_plain(address, end, count, base_offset, last_delta, base_ts, n, columns, key_end, value_end):
     """The records of a batch up to the first that is not plain: (how many, next address, key end, value end).
 
-    Plain: key and value are there and below 8 KiB, no headers, nothing wrong. This is nearly every record, and what
-    need not be looked at is left out here; whatever else comes is `decode`'s, judgement included.
+    Plain: key and value are there and below 8 KiB, no headers, nothing wrong. Nearly every record is plain, and needs
+    fewer checks; `decode` handles all others, malformed ones too.
     """
     offsets = load_slot(columns, slots.D_OFFSETS)
     timestamps = load_slot(columns, slots.D_TIMESTAMPS)
@@ -131,7 +131,7 @@ def decode(table, first, last, block):
     """Records of batches [first, last) into columns; OK, BAD_RECORD or FULL (headers), with D_N records written.
 
     Batches marked SKIP are passed over, and with D_KEEP (one byte a record of the others, see `map_keep`) records
-    whose byte is 0. On failure D_BATCH is the batch that is to blame. Key and value data have room for all payload
+    whose byte is 0. On failure D_BATCH is the batch at fault. Key and value data have room for all payload
     bytes (caller's promise).
     """
     min_offset = load_slot(block, slots.D_MIN_OFFSET)

@@ -124,7 +124,7 @@ def _write_short(address, bits):
 
 @jit
 def _encode_plain(block, i, rows, batch, limit):
-    """Rows from i on behind a batch's header, up to the first that is not plain or does not fit: (records, next
+    """Rows from i on after a batch's header, up to the first that is not plain or does not fit: (records, next
     address, base timestamp, largest timestamp).
 
     Plain: key and value below 2 KiB, a timestamp within a quarter of an hour of the first. Only for columns without
@@ -191,7 +191,7 @@ def encode(block):
 
     The first record of a batch is always taken; another only while the batch stays within E_BATCH_BYTES and
     E_BATCH_RECORDS. FULL with no batch made: the output has no room for the first one, of one record or of all that
-    belong to it. For a codec the records are left uncompressed behind the header, and length and CRC are the caller's
+    belong to it. For a codec the records are left uncompressed after the header, and length and CRC are the caller's
     to finish (`finish_batch`). A delete horizon takes the base timestamp's place.
     """
     rows = load_slot(block, slots.E_ROWS)

@@ -1,4 +1,4 @@
-"""Hashes of keys, 128 bits as two numbers: SipHash with a secret, and MD5, which Kafka's own cleaner takes."""
+"""Hashes of keys, 128 bits as two numbers: SipHash with a secret, and MD5, which Kafka's own cleaner uses."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def store_release(typing_context, address, value):
 
 @intrinsic
 def compare_and_swap(typing_context, address, expected, value):
-    """What was there; it is replaced if it was what was expected."""
+    """The value before; it is replaced if it was the expected one."""
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], I64.as_pointer())
@@ -140,7 +140,7 @@ def compare_and_swap(typing_context, address, expected, value):
 
 @intrinsic
 def add_atomic(typing_context, address, value):
-    """What was there before."""
+    """The value before."""
 
     def codegen(context, builder, signature, args):
         return builder.atomic_rmw("add", builder.inttoptr(args[0], I64.as_pointer()), args[1], "acq_rel")
@@ -227,7 +227,7 @@ def copy(target, source, size):
             copy32(target + 32, source + 32)
             copy32(target + size - 64, source + size - 64)
         copy32(target, source)
-        copy32(target + size - 32, source + size - 32)  # the end, over what may be there already
+        copy32(target + size - 32, source + size - 32)  # the end; it may overlap what was written
     elif size >= 16:
         copy16(target, source)
         copy16(target + size - 16, source + size - 16)

@@ -16,7 +16,7 @@ from logstore.records.kernels.intrinsics import (
     store64_le,
     store_slot,
 )
-from logstore.records.kernels.key_map import AHEAD, HELD_BYTES, MD5_AT, find_slot
+from logstore.records.kernels.offset_map import AHEAD, HELD_BYTES, MD5_AT, find_slot
 from logstore.records.kernels.record import headers_sound, parse_record
 from logstore.records.kernels.survivors import marked_record
 from logstore.records.marks import (

@@ -1,4 +1,4 @@
-"""One record of a v2 batch, and one header of a record, found in bytes that nobody vouches for."""
+"""One record of a v2 batch, and one header of a record, found in untrusted bytes."""
 
 from __future__ import annotations
 

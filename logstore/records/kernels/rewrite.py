@@ -1,4 +1,4 @@
-"""Batches written anew as their marks say."""
+"""Batches rewritten as their marks say."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def rewrite(data, table, marks, first, last, block):
                     address = record_end
                 last_offset = load_slot(row, LAST_OFFSET)
                 b += 1
-                # what is to be joined may lie behind batches of which nothing stays
+                # what is to be joined may lie after batches of which nothing stays
                 while b < last and load_slot(marks + b * MARK_BYTES, MARK_ACTION) == DELETE:
                     skipped = table + b * ROW_BYTES
                     if load_slot(skipped, SKIP) == 0:

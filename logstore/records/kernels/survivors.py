@@ -12,8 +12,8 @@ from logstore.records.table import BASE_OFFSET, COUNT, LAST_OFFSET, MAGIC, ROW_B
 def marked_record(address, end, number, row, bits, first_offset, end_offset):
     """(next, 1 when the bit of the record's offset is set) for the batch's record at `address`; next 0 when malformed.
 
-    Bits are those of [first_offset, end_offset). No more is looked at than that takes: whoever set the bits has looked
-    at all of every record.
+    Bits are those of [first_offset, end_offset). No more is read than that needs: every record was checked when the
+    bits were set.
     """
     length, body = read_varint(address, end, 5)
     if body == 0 or length < 1 or length > end - body:
@@ -55,7 +55,9 @@ def none_survives(row, bits, known_from, known_to):
     if bits == 0 or load_slot(row, MAGIC) != 2 or first < known_from or last >= known_to:
         return False
     found = 0
-    for byte in range((first - known_from) >> 3, ((last - known_from) >> 3) + 1):  # others' bits may be in both ends
+    for byte in range(
+        (first - known_from) >> 3, ((last - known_from) >> 3) + 1
+    ):  # both ends may hold bits of other batches
         found |= load8(bits + byte)
     return found == 0
 

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from compaction.lab import NOW_MS, Lab
-from logstore.cleaner.eligibility import CleanerFacts, CleanerRules, Due, Looks, SegmentAge, cleanable, slack_ms
+from logstore.cleaner.eligibility import (
+    CleanerFacts,
+    CleanerRules,
+    Due,
+    Looks,
+    NotDue,
+    SegmentAge,
+    cleanable,
+    slack_ms,
+)
 from logstore.cleaner.work import CleaningOptions
 from logstore.records.record import Record
 
@@ -31,6 +40,130 @@ DIRTY = replace(CLEAN, first_dirty_offset=20)
 
 EXPIRES_MS = TTL_MS + TTL_MS // 10 + 1
 COLD_MS = AFTER_MS + AFTER_MS // 10
+
+
+#: a compacted segment, two dirty ones, and an active one with records
+LOG = CleanerFacts(
+    (SegmentAge(0, 100, 10), SegmentAge(10, 100, 20), SegmentAge(20, 100, 30), SegmentAge(30, 100, 40)), 0, 35, 35, 10
+)
+EMPTY_ACTIVE = (*LOG.segments[:3], SegmentAge(30, 0, -1))
+#: at this moment
+AT_MS = 100
+
+
+@pytest.mark.parametrize(
+    ("facts", "rules", "dirty", "end", "sizes", "why"),
+    [
+        pytest.param(LOG, CleanerRules(0.5), 10, 30, (100, 200), Due.RATIO, id="below the active segment"),
+        pytest.param(LOG, CleanerRules(200 / 300), 10, 30, (100, 200), NotDue.RATIO, id="the ratio must be above it"),
+        pytest.param(
+            replace(LOG, first_dirty_offset=None), CleanerRules(0.9), 0, 30, (0, 300), Due.RATIO, id="never compacted"
+        ),
+        pytest.param(
+            replace(LOG, first_dirty_offset=30), RULES, 30, 30, (300, 0), NotDue.ACTIVE_ONLY, id="only the active one"
+        ),
+        pytest.param(
+            replace(LOG, first_dirty_offset=30, segments=EMPTY_ACTIVE),
+            RULES,
+            30,
+            30,
+            (300, 0),
+            NotDue.NOTHING_NEW,
+            id="nothing new",
+        ),
+        pytest.param(replace(LOG, segments=()), RULES, 10, 10, (0, 0), NotDue.EMPTY, id="no segments"),
+        pytest.param(
+            replace(LOG, segments=(SegmentAge(10, 0, -1),)), RULES, 10, 10, (0, 0), NotDue.EMPTY, id="no records"
+        ),
+        # first uncleanable offset: a segment is cleaned as a whole or not at all
+        pytest.param(
+            replace(LOG, last_stable_offset=25), RULES, 10, 20, (100, 100), NotDue.RATIO, id="an open transaction in it"
+        ),
+        pytest.param(
+            replace(LOG, last_stable_offset=15), RULES, 10, 10, (100, 0), NotDue.OPEN_TRANSACTION, id="or before it"
+        ),
+        pytest.param(
+            replace(LOG, recovery_point=25), CleanerRules(0.4), 10, 20, (100, 100), Due.RATIO, id="partly on disk"
+        ),
+        pytest.param(
+            replace(LOG, recovery_point=10), RULES, 10, 10, (100, 0), NotDue.NOT_FLUSHED, id="nothing of it on disk"
+        ),
+        pytest.param(
+            replace(LOG, last_stable_offset=15, recovery_point=25),
+            RULES,
+            10,
+            10,
+            (100, 0),
+            NotDue.OPEN_TRANSACTION,
+            id="the lowest of both holds it back",
+        ),
+        pytest.param(
+            replace(LOG, last_stable_offset=5), RULES, 10, 10, (100, 0), NotDue.OPEN_TRANSACTION, id="below the dirty"
+        ),
+        # min.compaction.lag.ms, by the newest record of a segment
+        pytest.param(LOG, CleanerRules(0.5, 50), 10, 30, (100, 200), Due.RATIO, id="all of it old enough"),
+        pytest.param(LOG, CleanerRules(0.4, 80), 10, 20, (100, 100), Due.RATIO, id="just as old as the lag"),
+        pytest.param(LOG, CleanerRules(0.4, 81), 10, 10, (100, 0), NotDue.MIN_LAG, id="a millisecond too young"),
+        pytest.param(
+            replace(LOG, segments=(SegmentAge(0, 100, 99), *LOG.segments[1:])),
+            CleanerRules(0.5, 50),
+            10,
+            30,
+            (100, 200),
+            Due.RATIO,
+            id="compacted ones are not asked",
+        ),
+    ],
+)
+def test_what_may_be_cleaned_and_what_holds_it_back(
+    facts: CleanerFacts, rules: CleanerRules, dirty: int, end: int, sizes: tuple[int, int], why: Due | NotDue
+) -> None:
+    found = cleanable(facts, rules, now_ms=AT_MS)
+    assert (found.first_dirty_offset, found.first_uncleanable_offset) == (dirty, end)
+    assert (found.clean_bytes, found.cleanable_bytes) == sizes
+    assert (found.due, found.not_due) == ((why, None) if isinstance(why, Due) else (None, why))
+    assert not found.checkpoint_reset
+
+
+@pytest.mark.parametrize(("log_start", "checkpoint"), [(10, 9), (0, 36), (20, 0)])
+def test_a_checkpoint_outside_the_log_does_not_count(log_start: int, checkpoint: int) -> None:
+    found = cleanable(replace(LOG, log_start_offset=log_start, first_dirty_offset=checkpoint), RULES, now_ms=AT_MS)
+    assert (found.first_dirty_offset, found.checkpoint_reset) == (log_start, True)
+
+
+@pytest.mark.parametrize(("log_start", "checkpoint"), [(10, 10), (0, 35)])
+def test_one_at_the_edge_of_the_log_counts(log_start: int, checkpoint: int) -> None:
+    found = cleanable(replace(LOG, log_start_offset=log_start, first_dirty_offset=checkpoint), RULES, now_ms=AT_MS)
+    assert (found.first_dirty_offset, found.checkpoint_reset) == (checkpoint, False)
+
+
+def test_a_log_held_back_by_the_lag_says_until_when() -> None:
+    found = cleanable(LOG, CleanerRules(0.5, 81), now_ms=AT_MS)
+    assert (found.next_ms, found.next_due) == (20 + 81, None)
+
+
+@pytest.mark.parametrize(("now_ms", "due", "late_ms"), [(65, None, 0), (66, Due.MAX_LAG, 1), (165, Due.MAX_LAG, 100)])
+def test_max_compaction_lag_counts_from_the_first_dirty_batch(now_ms: int, due: Due | None, late_ms: int) -> None:
+    rules = CleanerRules(0.9, max_compaction_lag_ms=50)
+    found = cleanable(LOG, rules, now_ms=now_ms, looks=Looks(lambda base: 5 + base))
+    assert (found.due, found.late_ms) == (due, late_ms)
+    unknown = cleanable(LOG, rules, now_ms=now_ms, looks=Looks(lambda base: 0))
+    assert (unknown.due, unknown.late_ms) == (None, 0)
+    held = cleanable(replace(LOG, last_stable_offset=15), rules, now_ms=now_ms, looks=Looks(lambda base: 5 + base))
+    assert (held.due, held.not_due, held.late_ms) == (None, NotDue.OPEN_TRANSACTION, 0)
+
+
+@pytest.mark.parametrize(
+    ("first_dirty", "last_stable", "due"),
+    [(10, 35, Due.FORCED), (30, 35, Due.FORCED), (None, 5, None)],
+    ids=["dirty ones", "only compacted ones", "nothing that may be touched"],
+)
+def test_a_pass_that_is_asked_for_needs_something_to_clean(
+    first_dirty: int | None, last_stable: int, due: Due | None
+) -> None:
+    facts = replace(LOG, first_dirty_offset=first_dirty, last_stable_offset=last_stable)
+    assert cleanable(facts, CleanerRules(0.99), now_ms=AT_MS, forced=True).due is due
+    assert cleanable(facts, CleanerRules(0.99), now_ms=AT_MS).due is None
 
 
 @pytest.mark.parametrize(

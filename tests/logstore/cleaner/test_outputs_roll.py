@@ -10,7 +10,8 @@ import pytest
 
 from compaction.lab import NOW_MS, Lab
 from logstore.cleaner.filter import FilterSettings
-from logstore.cleaner.rewrite import GroupWriter, first_base, output_bytes_max
+from logstore.cleaner.outputs import first_base, output_bytes_max
+from logstore.cleaner.rewrite import GroupWriter
 from logstore.cleaner.work import CleaningOptions
 from logstore.limits import INT32_MAX, Limits
 from logstore.partition.producer_state import AppendOrigin

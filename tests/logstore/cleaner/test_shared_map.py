@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from compaction.lab import Lab
-from logstore.cleaner.dedupe_map import MD5, SIPHASH, DedupeMap, MapSettings, Put
 from logstore.cleaner.index import build_map, index_range, open_source, split_dirty
 from logstore.cleaner.shared_map import Filler, SharedMap
 from logstore.files import OS_FILES
 from logstore.records.decoder import Decoder
+from logstore.records.offset_map import MD5, SIPHASH, MapSettings, OffsetMap, Put
 from logstore.records.table import BASE_OFFSET, SKIP
 
 
@@ -30,7 +30,7 @@ def filled(lab: Lab, ids: list[int]) -> None:
         lab.end = log.roll()
 
 
-def offsets_of(offset_map: DedupeMap, end: int) -> list[int]:
+def offsets_of(offset_map: OffsetMap, end: int) -> list[int]:
     survivors = offset_map.survivors(0, end)
     assert survivors is not None
     return np.nonzero(np.unpackbits(survivors.bits, bitorder="little")[:end])[0].tolist()  # type: ignore[no-any-return]
@@ -92,7 +92,7 @@ def test_one_that_will_not_do_is_given_up_early(tmp_path: Path) -> None:
     lab = Lab(tmp_path, segment_bytes=64 << 20)
     filled(lab, list(range(400_000)))
     work = lab.work(MapSettings(buffer_bytes=24 * 200_000))
-    shared = SharedMap(DedupeMap(work.map_settings, records=400_000))
+    shared = SharedMap(OffsetMap(work.map_settings, records=400_000))
     filler = Filler(shared)
     ranges = split_dirty(OS_FILES, work, 1)
     stopped = index_range(OS_FILES, work, filler, ranges[0])
@@ -124,7 +124,7 @@ def test_the_greater_offset_wins_whoever_comes_first(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for number in range(300):
-            shared = SharedMap(DedupeMap(work.map_settings, records=3 * count))
+            shared = SharedMap(OffsetMap(work.map_settings, records=3 * count))
             if number % 2:
                 Filler(shared).put(table, *known, min_offset=0)
             puts = list(pool.map(put, [Filler(shared), Filler(shared)], [older, newer]))
@@ -145,7 +145,7 @@ def test_records_that_found_no_room_are_not_counted(tmp_path: Path, keys_max: in
     chunk.table[:, SKIP] = 0
     Decoder().open(chunk.data, chunk.table, 0)
     for used in (None, np.zeros(1, dtype=np.int64)):  # alone, and as one of several threads
-        offset_map = DedupeMap(settings, keys_max=keys_max).view(used=used)
+        offset_map = OffsetMap(settings, keys_max=keys_max).view(used=used)
         put = offset_map.put_what_fits(chunk.table, 0, len(chunk.table), min_offset=0)
         assert put.stopped_at is not None
         assert put.records == keys_max // 2 + keys_max

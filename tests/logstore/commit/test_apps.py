@@ -58,6 +58,7 @@ def shown(query: str | None, batch: int, *, is_unsure: bool = False) -> AppProgr
         (shown("q", 7), AppBatch("app", 6, "q"), ReplayMismatch),
         (shown("q", 7), AppBatch("app", 8, "r"), ReplayMismatch),
         (shown("q", 7), AppBatch("app", 7, "r"), ReplayMismatch),
+        (shown("q", 7), AppBatch("app", 8, "q", adopt=False), False),
         # what adopt names is what the ledger shows
         (shown("q", 7), AppBatch("app", 8, "r", adopt="q:7"), False),
         (shown("q", 7), AppBatch("app", 7, "r", adopt="q:7"), False),

@@ -121,9 +121,7 @@ def write_topics(committer: Committer, tables: dict[str, pa.Table], app: AppBatc
     """Several topics in one commit, as the sink does it."""
     targets = {name: committer.target(name) for name in tables}
     staging = Staging(committer.store)
-    writer = StagedWriter(
-        committer.store.fs, staging.folder, options=EncodeOptions(), now_ms=committer.store.clock.now_ms()
-    )
+    writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=committer.store.clock.now_ms())
     for name, table in tables.items():
         for batch in table.to_batches():
             writer.write(targets[name], batch)
@@ -349,7 +347,7 @@ def test_a_topic_altered_or_recreated_is_noticed_at_the_commit(committer: Commit
     def commit_after(change: Callable[[], object]) -> None:
         target = committer.target("orders")
         staging = Staging(store)
-        writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(), now_ms=0)
+        writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=0)
         writer.write(target, rows(3).to_batches()[0])
         file = writer.finish()
         change()

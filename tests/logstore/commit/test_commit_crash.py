@@ -137,9 +137,7 @@ def write(committer: Committer, batch: int) -> None:
     targets = {name: committer.target(name) for name in TOPICS}
     staging = Staging(committer.store)
     try:
-        writer = StagedWriter(
-            committer.store.fs, staging.folder, options=EncodeOptions(batch_size=250), now_ms=NOW_MS + batch
-        )
+        writer = StagedWriter(staging.output(), options=EncodeOptions(batch_size=250), now_ms=NOW_MS + batch)
         for name in TOPICS:
             writer.write(targets[name], rows(batch, name, 70))
         committer.commit(staging, [writer.finish()], {target.id: target for target in targets.values()}, app=app)
@@ -344,7 +342,7 @@ def hold_plan(root: Path) -> tuple[LogStore, Committer, Plan, Topic]:
 
     target = committer.target("orders")
     staging = Staging(store)
-    writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(batch_size=300), now_ms=NOW_MS)
+    writer = StagedWriter(staging.output(), options=EncodeOptions(batch_size=300), now_ms=NOW_MS)
     writer.write(target, rows(1, "orders", 600))
     with pytest.raises(DuramenError, match="not now"):
         committer.commit(staging, [writer.finish()], {target.id: target}, apply_many=keep)

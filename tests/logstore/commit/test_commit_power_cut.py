@@ -79,9 +79,7 @@ def write(committer: Committer, app: str, batch: int) -> bool:
     targets = [committer.target(name) for name in APPS[app]]
     staging = Staging(committer.store)
     try:
-        writer = StagedWriter(
-            committer.store.fs, staging.folder, options=EncodeOptions(batch_size=250), now_ms=NOW_MS + batch
-        )
+        writer = StagedWriter(staging.output(), options=EncodeOptions(batch_size=250), now_ms=NOW_MS + batch)
         rows = pa.record_batch(
             {
                 "key": pa.array([b"k%d" % (row % 9) for row in range(ROWS)]),
@@ -245,7 +243,7 @@ class Cuts:
                         committer.flush(store.topic(self.rng.choice(("orders", "payments"))))
                 if batch == 1:  # staged files that no commit names, for the sweep
                     abandoned = Staging(store)
-                    StagedWriter(self.files, abandoned.folder, options=EncodeOptions(), now_ms=NOW_MS).finish()
+                    StagedWriter(abandoned.output(), options=EncodeOptions(), now_ms=NOW_MS).finish()
                     abandoned.decided = True
                     abandoned.close()
                     assert committer.sweep() == [abandoned.plan_id]

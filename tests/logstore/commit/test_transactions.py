@@ -17,7 +17,8 @@ from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
 from logstore.store import LogStore
-from logstore.transfer.kafka_import import examine, import_topics
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine
 from reference.partition_writer import writing
 
 NOW_MS = 1_700_000_000_000
@@ -145,7 +146,7 @@ def test_a_marker_that_was_committed_is_appended_by_the_next_writer(
 
 
 def test_a_transaction_that_began_below_the_log_start_can_be_ended(store: LogStore) -> None:
-    from logstore.upkeep.maintenance import delete_records
+    from logstore.upkeep.retention import delete_records
 
     topic = store.topic("t")
     with writing(store, topic, 0, what="test") as log:

@@ -11,14 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logstore.directory.checkpoint import (
-    CleanShutdown,
     Line,
     MetaProperties,
     PartitionMetadata,
     delete_clean_shutdown,
     format_properties,
     parse_properties,
-    read_clean_shutdown,
     read_meta_properties,
     read_offset_checkpoint,
     read_partition_metadata,
@@ -339,15 +337,13 @@ def test_malformed_meta_properties_are_refused(tmp_path: Path, content: str, mat
 
 def test_the_marker_of_a_clean_stop(tmp_path: Path) -> None:
     path = str(tmp_path / ".kafka_cleanshutdown")
-    assert read_clean_shutdown(OS_FILES, path) is None
     assert not delete_clean_shutdown(OS_FILES, path)
     write_clean_shutdown(OS_FILES, path, 42)
     assert Path(path).read_bytes() == b'{"version":0,"brokerEpoch":42}'
-    assert read_clean_shutdown(OS_FILES, path) == CleanShutdown(42)
     assert delete_clean_shutdown(OS_FILES, path)
-    assert read_clean_shutdown(OS_FILES, path) is None
+    assert not Path(path).exists()
     write_clean_shutdown(OS_FILES, path)
-    assert read_clean_shutdown(OS_FILES, path) == CleanShutdown(-1)
+    assert Path(path).read_bytes() == b'{"version":0,"brokerEpoch":-1}'
 
 
 @pytest.mark.parametrize(
@@ -372,4 +368,4 @@ def test_the_marker_of_a_clean_stop(tmp_path: Path) -> None:
 def test_a_marker_with_any_content_still_says_clean(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / ".kafka_cleanshutdown"
     path.write_bytes(content)
-    assert read_clean_shutdown(OS_FILES, str(path)) == CleanShutdown(None)
+    assert delete_clean_shutdown(OS_FILES, str(path))

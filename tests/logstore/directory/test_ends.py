@@ -12,6 +12,7 @@ from logstore.directory.ends import TopicEnds, read_ends, write_ends
 from logstore.directory.sealed import write_sealed
 from logstore.errors import CorruptState
 from logstore.files import OS_FILES
+from logstore.topic import new_topic_id
 
 _OFFSETS = st.integers(0, 2**63 - 1)
 
@@ -41,6 +42,18 @@ def test_changing_one_partition_leaves_the_others() -> None:
     ends = TopicEnds((1, 2, 3), (1, 2, 3), (1, 1, 1), 4)
     changed = ends.with_partition(1, high_watermark=9, last_stable_offset=8, recovery_point=7)
     assert changed == TopicEnds((1, 9, 3), (1, 8, 3), (1, 7, 1), 4)
+
+
+def test_the_ends_of_another_topic_are_refused(tmp_path: Path) -> None:
+    """They would hide records, or cut them."""
+    mine, other = (tmp_path / new_topic_id() for _ in range(2))
+    for folder in (mine, other):
+        folder.mkdir()
+    write_ends(OS_FILES, str(mine / "ends"), TopicEnds((5,), (4,), (3,), 9))
+    assert read_ends(OS_FILES, str(mine / "ends"), partitions=1) == TopicEnds((5,), (4,), (3,), 9)
+    (mine / "ends").rename(other / "ends")
+    with pytest.raises(CorruptState, match=f"these are the ends of topic id {mine.name}"):
+        read_ends(OS_FILES, str(other / "ends"), partitions=1)
 
 
 @pytest.mark.parametrize(

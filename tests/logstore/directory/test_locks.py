@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from descriptors import open_files
 from logstore.clock import ManualClock
 from logstore.directory.layout import Layout
 from logstore.directory.locks import FileLock, StoreLocks, holder
@@ -198,6 +199,19 @@ def test_locks_are_taken_in_their_order_only(tmp_path: Path) -> None:
         pass
 
 
+def test_a_thread_knows_which_leases_it_holds(tmp_path: Path) -> None:
+    locks = make_locks(tmp_path)
+    mine, other = new_topic_id(), new_topic_id()
+    with locks.lease(mine, what="t"):
+        assert [locks.holds_lease(topic_id) for topic_id in (mine, other)] == [True, False]
+        of_another_thread: list[bool] = []
+        thread = threading.Thread(target=lambda: of_another_thread.append(locks.holds_lease(mine)))
+        thread.start()
+        thread.join()
+        assert of_another_thread == [False]
+    assert not locks.holds_lease(mine)
+
+
 def test_an_error_inside_gives_the_lock_back(tmp_path: Path) -> None:
     locks, topic_id = make_locks(tmp_path), new_topic_id()
     with pytest.raises(KeyError), locks.lease(topic_id, what="t"):
@@ -256,10 +270,6 @@ def test_the_note_has_the_clocks_time(tmp_path: Path) -> None:
     lock.sign(ManualClock(1_700_000_000_000), "compaction")
     assert "since 2023-11-14T22:13:20Z, for compaction" in holder(OS_FILES, lock.path)
     lock.release()
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_locks_of_thousands_of_partitions_cost_one_descriptor(tmp_path: Path) -> None:

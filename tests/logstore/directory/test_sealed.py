@@ -87,6 +87,19 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
         read_sealed(OS_FILES, path, version=1, limit=100)
 
 
+def test_numbers_within_their_range_are_taken() -> None:
+    assert whole_number({"n": 2**63 - 1}, "n", file="f") == 2**63 - 1
+    assert whole_number({"n": 0}, "n", file="f", high=0) == 0
+    assert whole_numbers({"n": [0, 2**63 - 1]}, "n", file="f") == (0, 2**63 - 1)
+    assert whole_numbers({"n": []}, "n", file="f") == ()
+
+
+@pytest.mark.parametrize("value", [None, 1, "12", {"0": 1}])
+def test_a_list_of_numbers_is_a_list(value: object) -> None:
+    with pytest.raises(CorruptState, match="n is not a list of offsets"):
+        whole_numbers({"n": value}, "n", file="f")
+
+
 @pytest.mark.parametrize("value", [None, True, -1, 2**63, 1.0, "1", [1]])
 def test_numbers_are_checked(value: object) -> None:
     with pytest.raises(CorruptState, match="n is not"):

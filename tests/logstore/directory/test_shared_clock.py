@@ -21,7 +21,7 @@ from logstore.directory.shared_clock import (
     Sighting,
     agreed_ms,
     believed,
-    doubt_of,
+    clock_warning,
 )
 from logstore.files import File, FileStat, OsFileSystem
 from logstore.records.record import Record
@@ -123,7 +123,7 @@ def test_a_clock_behind_by_days_writes_no_record_that_is_old_and_no_early_horizo
         compact(store, force=True, roll_active=True)
         for name in ("t", "stamped"):
             assert sorted(values_of(store, name), key=str) == [None, b"1"]
-        assert doubt_of(store.clock) is None
+        assert clock_warning(store.clock) is None
 
 
 def test_sweeps_go_by_the_times_of_files(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_manual_clock_is_somebody_s_word(tmp_path: Path) -> None:
     clock = ManualClock(12_345)
     with LogStore(tmp_path / "store", create=True, clock=clock) as store:
         assert store.clock is clock
-        assert doubt_of(clock) is None
+        assert clock_warning(clock) is None
 
 
 def test_a_look_that_fails_leaves_the_own_clock(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from logstore.directory.swap import replace_segments
 from logstore.files import FileSystem
 from logstore.records.scan import scan_batches
 from logstore.segment.names import Transient
-from logstore.segment.segment import LogSegment
+from logstore.segment.segment import LogSegment, SegmentSettings
 from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import DIRECTORY, bases, batch, contents, open_log, rec, sized_batch, state_path
@@ -39,10 +39,12 @@ def one(offset: int) -> bytes:
 
 def cleaned(fs: SimulatedFileSystem, base_offset: int, *offsets: int) -> None:
     """A complete `.cleaned` output, synced."""
-    segment = LogSegment(fs, DIRECTORY, base_offset, writable=True, suffix=Transient.CLEANED, index_interval_bytes=50)
+    segment = LogSegment(
+        fs, DIRECTORY, base_offset, writable=True, settings=SegmentSettings(50), suffix=Transient.CLEANED
+    )
     if offsets:
         data = np.frombuffer(bytearray(b"".join(map(one, offsets))), dtype=np.uint8)
-        segment.place(data, scan_batches(data).table, 0, next_offset=0, assign=False)
+        segment.place(data, scan_batches(data).table, 0)
     segment.seal()
     segment.flush()
     segment.close(clean=False)

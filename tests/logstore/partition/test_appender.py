@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from descriptors import open_files
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.directory.tail import Tail
+from logstore.directory.tails import PartitionTail
 from logstore.errors import AppendTooLarge, DamagedLog, DuramenError
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
@@ -77,12 +80,10 @@ class Twins:
     def appender(self, tail: Tail | None = None, end: int | None = None) -> Appender:
         return Appender(
             OS_FILES,
-            str(self.fast),
-            partition=PARTITION,
-            config=self.config,
+            PartitionPlace(str(self.fast), PARTITION, self.state_path),
+            PartitionTail.of_now(0, self.end if end is None else end, tail or self.tail),
             state=read_state(OS_FILES, self.state_path) or PartitionState(),
-            tail=tail or self.tail,
-            end_offset=self.end if end is None else end,
+            config=self.config,
             now_ms=self.clock.now_ms(),
             limits=DEFAULT_LIMITS,
         )
@@ -210,9 +211,9 @@ def test_a_thousand_rolls_need_no_more_open_files_than_one(tmp_path: Path) -> No
     twins = Twins(tmp_path, {"segment.bytes": 200})
     data = encoded([Record(b"k", b"x" * 90, BASE_MS) for _ in range(300)], batch_bytes=100)
     appender = twins.appender()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     appender.append([chunk_of(data)])
-    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    assert open_files() <= before + 4
     appender.finish()
     assert len(list(twins.fast.glob("*.log"))) == 300
 

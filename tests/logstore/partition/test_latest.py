@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.errors import DamagedLog
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
 from logstore.partition import latest
-from logstore.partition.latest import latest_records
+from logstore.partition.latest import Wanted, latest_records
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView
 from logstore.records.record import Record
@@ -52,7 +53,7 @@ class Written:
 
     def reader(self) -> PartitionReader:
         return PartitionReader(
-            self.directory, partition=PARTITION, state_path=self.state_path, high_watermark=lambda: self.end_offset
+            PartitionPlace(self.directory, PARTITION, self.state_path), high_watermark=lambda: self.end_offset
         )
 
     def state(self) -> PartitionState:
@@ -63,7 +64,7 @@ class Written:
     def latest(self, start: int | None = None, end: int | None = None, **options: Any) -> list[Record]:
         reader = self.reader()
         try:
-            found = latest_records(reader, start, end, limits=DEFAULT_LIMITS, **options)
+            found = latest_records(reader, start, end, wanted=Wanted(**options), limits=DEFAULT_LIMITS)
             return [record for columns in found for record in columns.records()]
         finally:
             reader.close()
@@ -107,11 +108,11 @@ def test_it_is_what_a_dictionary_would_hold(
 
 @contextmanager
 def map_of(slots: int) -> Iterator[None]:
-    before, latest._SLOTS_MIN = latest._SLOTS_MIN, slots
+    before, latest._MEMORY_BYTES_MIN = latest._MEMORY_BYTES_MIN, 24 * slots
     try:
         yield
     finally:
-        latest._SLOTS_MIN = before
+        latest._MEMORY_BYTES_MIN = before
 
 
 @pytest.mark.parametrize("slots", [8, 40, 4096])
@@ -194,7 +195,7 @@ def test_a_file_that_stays_missing_is_damage(tmp_path: Path, monkeypatch: pytest
     written = Written(str(tmp_path), [("none", [Record(b"a", b"1", 1)])])
     for name in os.listdir(written.directory):
         os.unlink(os.path.join(written.directory, name))
-    with pytest.raises(DamagedLog, match="names files that are not there"):
+    with pytest.raises(DamagedLog, match="names missing files"):
         written.latest()
 
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.partition.reader import PartitionReader
 from logstore.records.record import Record
 from reference.fetching import Isolation
@@ -274,9 +275,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def read_from_another_process(self) -> None:
         reader = PartitionReader(
-            DIRECTORY,
-            partition=PARTITION,
-            state_path=state_path(DIRECTORY),
+            PartitionPlace(DIRECTORY, PARTITION, state_path(DIRECTORY)),
             high_watermark=lambda: self.log.high_watermark,
             fs=self.fs,
         )

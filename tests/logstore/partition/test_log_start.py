@@ -110,7 +110,7 @@ def test_a_start_beyond_the_end_begins_the_log_anew_there() -> None:
     log.close()
     log = open_log(fs, log_start_offset=100)
     assert (log.log_start_offset, log.log_end_offset, bases(log)) == (100, 100, [100])
-    assert any("begun anew" in note for note in log.recovery.notes)
+    assert any("started again" in note for note in log.recovery.notes)
     assert not log.append_batches(batch([rec()], producer_id=1, producer_epoch=0, base_sequence=5)).duplicate
     log.close()
     assert [row[0] for row in contents(open_log(fs))] == [100]

@@ -122,7 +122,7 @@ def test_the_recovery_point_falls_to_the_new_end() -> None:
 def test_beginning_anew_elsewhere() -> None:
     fs = SimulatedFileSystem()
     log = filled(fs)
-    log.start_anew_at(1000)
+    log.truncate_fully_and_start_at(1000)
     assert (bases(log), log.log_start_offset, log.log_end_offset) == ([1000], 1000, 1000)
     log.append(recs(1))
     log.close()

@@ -22,13 +22,14 @@ from logstore.partition.producer_state import (
     EndTransaction,
     ProducerBatch,
     ProducerState,
-    ProducerStateManager,
     decrement_sequence,
     from_snapshot_entry,
     increment_sequence,
+    is_expired,
     stray_snapshots,
     to_snapshot_entry,
 )
+from logstore.partition.producer_state_manager import ProducerStateManager
 from logstore.partition.snapshot import read_snapshot
 from logstore.segment.txn_index import AbortedTransaction
 from logstore.topic import TopicPartition
@@ -54,9 +55,19 @@ def data(
 
 def sequences(manager: ProducerStateManager) -> list[int]:
     """Last sequences of the batches that are remembered of the producer."""
-    state = manager.last_state(PID)
+    state = manager.producers.get(PID)
     assert state is not None
     return [batch.last_sequence for batch in state.batches]
+
+
+def first_undecided_offset(manager: ProducerStateManager) -> int | None:
+    """Where the oldest open transaction began."""
+    begun = [state.current_txn_first_offset for state in manager.producers.values()]
+    return min((offset for offset in begun if offset is not None), default=None)
+
+
+def expired(manager: ProducerStateManager, now_ms: int) -> list[int]:
+    return [pid for pid, state in manager.producers.items() if is_expired(state, now_ms, 1000)]
 
 
 def end(
@@ -91,7 +102,7 @@ def test_sequences_wrap_from_their_maximum_to_zero(sequence: int, by: int, after
 def test_batches_in_sequence_are_taken(manager: ProducerStateManager) -> None:
     append(manager, data(0, 0, count=3))
     append(manager, data(3, 3, count=2))
-    state = manager.last_state(PID)
+    state = manager.producers.get(PID)
     assert state is not None
     assert (state.last_sequence, state.last_data_offset) == (4, 4)
 
@@ -108,7 +119,7 @@ def test_the_sequence_after_the_maximum_is_zero(manager: ProducerStateManager) -
     append(manager, data(0, INT32_MAX - 1, count=2))
     append(manager, data(2, 0))
     append(manager, data(3, 1))
-    state = manager.last_state(PID)
+    state = manager.producers.get(PID)
     assert state is not None
     assert state.last_sequence == 1
 
@@ -138,7 +149,7 @@ def test_a_new_epoch_starts_at_zero_and_forgets_the_old_batches(manager: Produce
     with pytest.raises(OutOfOrderSequence, match="where 0 is next"):
         manager.prepare([data(2, 2, epoch=1)])
     append(manager, data(2, 0, epoch=1))
-    state = manager.last_state(PID)
+    state = manager.producers.get(PID)
     assert state is not None
     assert (state.producer_epoch, [batch.first_offset for batch in state.batches]) == (1, [2])
     with pytest.raises(InvalidProducerEpoch) as caught:
@@ -159,14 +170,14 @@ def test_a_client_batch_without_sequence_is_refused(manager: ProducerStateManage
 
 @pytest.mark.parametrize("origin", AppendOrigin)
 def test_a_batch_without_producer_is_a_callers_mistake(manager: ProducerStateManager, origin: AppendOrigin) -> None:
-    with pytest.raises(InvalidRecord, match="no producer id"):
+    with pytest.raises(InvalidRecord, match="is not a producer id"):
         manager.prepare([data(0, 0, pid=-1)], origin)
 
 
 @pytest.mark.parametrize("origin", TRUSTED)
 def test_a_lower_epoch_that_is_in_the_log_already_is_taken(manager: ProducerStateManager, origin: AppendOrigin) -> None:
     append(manager, data(0, 0, epoch=3), data(1, 1, epoch=2), end(2, epoch=1), origin=origin)
-    state = manager.last_state(PID)
+    state = manager.producers.get(PID)
     assert state is not None
     assert state.producer_epoch == 1
     with pytest.raises(InvalidProducerEpoch):
@@ -201,12 +212,12 @@ def test_another_range_or_epoch_is_no_duplicate(manager: ProducerStateManager) -
 
 def test_a_duplicate_changes_nothing_and_cannot_be_applied(manager: ProducerStateManager) -> None:
     append(manager, data(0, 0))
-    before = manager.last_state(PID)
+    before = manager.producers.get(PID)
     prepared = manager.prepare([data(1, 0)])
     assert prepared.duplicate is not None
     with pytest.raises(ValueError, match="duplicate"):
         manager.apply(prepared)
-    assert manager.last_state(PID) == before
+    assert manager.producers.get(PID) == before
 
 
 def test_replicas_and_recovery_take_a_repeated_batch_as_it_is(manager: ProducerStateManager) -> None:
@@ -231,15 +242,15 @@ def test_a_transaction_is_open_from_its_first_batch_to_its_marker(manager: Produ
     assert manager.first_unstable_offset() is None
     append(manager, data(1, 0, txn=True))
     append(manager, data(2, 1, txn=True))
-    assert manager.first_unstable_offset() == manager.first_undecided_offset() == 1
+    assert manager.first_unstable_offset() == first_undecided_offset(manager) == 1
     assert append(manager, end(3, coordinator=4)) == []
-    assert manager.first_undecided_offset() is None
+    assert first_undecided_offset(manager) is None
     assert manager.first_unstable_offset() == 1  # decided, but the high watermark is not there yet
     manager.on_high_watermark_updated(3)
     assert manager.first_unstable_offset() == 1
     manager.on_high_watermark_updated(4)
     assert manager.first_unstable_offset() is None
-    state = manager.last_state(PID)
+    state = manager.producers.get(PID)
     assert state is not None
     assert (state.coordinator_epoch, state.current_txn_first_offset, state.last_sequence) == (4, None, 1)
 
@@ -267,13 +278,13 @@ def test_one_append_may_end_a_transaction_and_begin_the_next(manager: ProducerSt
     batches = [data(0, 0, txn=True), end(1, commit=False), data(2, 1, txn=True), end(3, commit=False)]
     found = append(manager, *batches, origin=AppendOrigin.REPLICATION)
     assert found == [AbortedTransaction(PID, 0, 1, 2), AbortedTransaction(PID, 2, 3, 4)]
-    assert manager.first_undecided_offset() is None
+    assert first_undecided_offset(manager) is None
 
 
 def test_a_marker_without_data_is_no_transaction(manager: ProducerStateManager) -> None:
     assert append(manager, end(0, commit=False)) == []
     assert manager.first_unstable_offset() is None
-    assert manager.last_state(PID) == ProducerState(PID, 0, 0, 0, None, ())
+    assert manager.producers.get(PID) == ProducerState(PID, 0, 0, 0, None, ())
 
 
 def test_a_plain_batch_inside_a_transaction_is_refused_unless_it_is_there_already(
@@ -284,7 +295,7 @@ def test_a_plain_batch_inside_a_transaction_is_refused_unless_it_is_there_alread
         with pytest.raises(InvalidTransactionState):
             manager.prepare([data(1, 1)], origin)
     append(manager, data(1, 1), origin=AppendOrigin.RECOVERY)
-    assert manager.first_undecided_offset() == 0
+    assert first_undecided_offset(manager) == 0
 
 
 def test_a_marker_from_an_older_coordinator_is_fenced(manager: ProducerStateManager) -> None:
@@ -306,7 +317,7 @@ def test_protocol_2_markers_carry_a_higher_epoch(manager: ProducerStateManager) 
     with pytest.raises(InvalidProducerEpoch):  # a late marker of the transaction before
         manager.prepare([end(1, epoch=2)], AppendOrigin.COORDINATOR, transaction_version=2)
     append(manager, end(1, epoch=3), origin=AppendOrigin.COORDINATOR, version=2)
-    state = manager.last_state(PID)
+    state = manager.producers.get(PID)
     assert state is not None
     assert (state.producer_epoch, state.last_data_offset) == (3, -1)
     # the same marker again, with nothing open, is a retry
@@ -320,22 +331,24 @@ def test_protocol_2_markers_carry_a_higher_epoch(manager: ProducerStateManager) 
 def test_producers_expire_by_their_last_timestamp(manager: ProducerStateManager) -> None:
     append(manager, data(0, 0, pid=1, at_ms=100))
     append(manager, data(1, 0, pid=2, at_ms=500))
-    assert manager.remove_expired(1099) == []
-    assert manager.remove_expired(1100) == [1]
-    assert list(manager.producers) == [2]
+    assert expired(manager, 1099) == []
+    assert expired(manager, 1100) == [1]
 
 
 def test_a_producer_with_an_open_transaction_never_expires(manager: ProducerStateManager) -> None:
     append(manager, data(0, 0, txn=True))
-    assert manager.remove_expired(10**12) == []
+    assert expired(manager, 10**12) == []
     append(manager, end(1, at_ms=5))
-    assert manager.remove_expired(1005) == [PID]
+    assert expired(manager, 1005) == [PID]
 
 
 def test_an_expired_producer_is_unknown_again(manager: ProducerStateManager) -> None:
     append(manager, data(0, 0))
-    assert manager.remove_expired(10**6) == [PID]
-    assert manager.last_state(PID) is None
+    manager.update_map_end_offset(1)
+    manager.take_snapshot()
+    manager.update_map_end_offset(2)  # else the state would be kept as it is
+    assert manager.truncate_and_reload(0, 1, now_ms=10**6) == []
+    assert manager.producers.get(PID) is None
     append(manager, data(1, 77))
     assert sequences(manager) == [77]
 
@@ -366,7 +379,7 @@ def test_state_is_loaded_from_the_newest_snapshot(tmp_path: Path, manager: Produ
     again = ProducerStateManager(str(tmp_path), OS_FILES, PARTITION, 1000)
     assert again.truncate_and_reload(0, 10, now_ms=20) == []
     assert again.map_end_offset == 4
-    assert again.last_state(PID) == ProducerState(PID, 0, -1, 11, None, (BatchMetadata(2, 2, 0, 11),))
+    assert again.producers.get(PID) == ProducerState(PID, 0, -1, 11, None, (BatchMetadata(2, 2, 0, 11),))
     assert again.first_unstable_offset() == 3
     assert append(again, end(4, pid=8, epoch=4, commit=False)) == [AbortedTransaction(8, 3, 4, 5)]
 
@@ -462,14 +475,12 @@ def test_a_snapshot_goes_with_its_segment(tmp_path: Path, manager: ProducerState
     for offset in (3, 5, 7):
         manager.update_map_end_offset(offset)
         manager.take_snapshot()
-    target = str(tmp_path / "00000000000000000005.snapshot.deleted")
-    assert manager.mark_snapshot_deleted(5) == target
-    assert manager.mark_snapshot_deleted(5) is None
-    manager.delete_snapshots_before(7)
-    assert manager.snapshot_offsets == (7,)
-    assert names(tmp_path) == ["00000000000000000005.snapshot.deleted", "00000000000000000007.snapshot"]
+    assert manager.delete_snapshot(5)
+    assert not manager.delete_snapshot(5)
+    assert manager.snapshot_offsets == (3, 7)
+    assert names(tmp_path) == ["00000000000000000003.snapshot", "00000000000000000007.snapshot"]
     again = ProducerStateManager(str(tmp_path), OS_FILES, PARTITION)
-    assert again.snapshot_offsets == (7,)
+    assert again.snapshot_offsets == (3, 7)
 
 
 def test_a_partition_directory_that_is_not_there_has_no_snapshots(tmp_path: Path) -> None:
@@ -527,10 +538,10 @@ def test_a_reload_and_replay_gives_the_state_of_an_uninterrupted_run(
         assert replay_index == index
     newest = {pid: to_snapshot_entry(state) for pid, state in whole.producers.items()}
     assert {pid: to_snapshot_entry(state) for pid, state in again.producers.items()} == newest
-    assert again.first_undecided_offset() == whole.first_undecided_offset()
+    assert first_undecided_offset(again) == first_undecided_offset(whole)
     again.on_high_watermark_updated(10**9)
     whole.on_high_watermark_updated(10**9)
-    assert again.first_unstable_offset() == whole.first_unstable_offset() == whole.first_undecided_offset()
+    assert again.first_unstable_offset() == whole.first_unstable_offset() == first_undecided_offset(whole)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40))

@@ -13,7 +13,8 @@ import pytest
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
-from logstore.errors import BufferLimit, CorruptState, DamagedLog, DuramenError, OffsetOutOfRange
+from logstore.directory.layout import PartitionPlace
+from logstore.errors import BufferLimit, CorruptState, DamagedLog, DamageError, DuramenError, OffsetOutOfRange
 from logstore.files import OS_FILES, FileSystem
 from logstore.limits import Limits
 from logstore.partition import reader as reader_module
@@ -43,13 +44,8 @@ def reader_of(
     fs: FileSystem, high_watermark: Callable[[], int], directory: str = DIRECTORY, **options: object
 ) -> PartitionReader:
     return PartitionReader(
-        directory,
-        partition=PARTITION,
-        state_path=state_path(directory),
-        high_watermark=high_watermark,
-        fs=fs,
-        **options,  # type: ignore[arg-type]
-    )
+        PartitionPlace(directory, PARTITION, state_path(directory)), high_watermark=high_watermark, fs=fs, **options
+    )  # type: ignore[arg-type]
 
 
 def filled(fs: SimulatedFileSystem, batches: int = 10, config: LogConfig = CONFIG) -> PartitionWriter:
@@ -181,6 +177,25 @@ def test_no_state_file_and_a_damaged_one_are_typed_errors() -> None:
     fs.unlink(name)
     with pytest.raises(CorruptState, match="no state file"):
         offsets(reader_of(fs, lambda: log.high_watermark), 0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_look_by_time_at_a_damaged_batch_says_what_is_wrong_and_one_at_a_missing_file_that() -> None:
+    fs = SimulatedFileSystem()
+    log = filled(fs)
+    log.close()
+    reader = reader_of(fs, lambda: 20)
+    path = f"{DIRECTORY}/{0:020d}.log"
+    file = fs.open(path, writable=True)
+    file.pwrite(b"\xff" * 100, 0)
+    file.close()
+    with pytest.raises(DamageError) as damaged:
+        reader.offset_for_timestamp(0)
+    assert damaged.value.file == path
+    assert "not there" not in damaged.value.what
+    fs.unlink(path)
+    with pytest.raises(DamagedLog, match="a file that is not there"):
+        reader_of(fs, lambda: 20).offset_for_timestamp(0)
 
 
 @pytest.mark.usefixtures("impatient")

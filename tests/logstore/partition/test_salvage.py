@@ -13,7 +13,10 @@ from logstore.config import LogConfig
 from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state, write_state
 from logstore.directory.swap import finish_swap
 from logstore.limits import DEFAULT_LIMITS
-from logstore.partition.salvage import Partition, Salvage, carry_out, has_wrong_list, plan_salvage, reasons
+from logstore.partition.quarantine import reasons
+from logstore.partition.salvage import Partition, Salvage
+from logstore.partition.salvage_planning import has_wrong_list, plan_salvage
+from logstore.partition.salvage_writing import carry_out
 from reference.partition_writer import PartitionWriter
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 from simulation.logs import DIRECTORY, NOW_MS, contents, directory_bytes, open_log, rec, sized_batch, state_path

@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from logstore.config import LogConfig
-from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, RecordTooLarge
+from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, NullKey, RecordTooLarge
 from logstore.limits import DEFAULT_LIMITS, INT64_MAX
-from logstore.partition.validation import check_columns, check_sizes, check_timestamps, codec_level, topic_codec_id
-from logstore.records.columns import columns_of
+from logstore.partition.validation import (
+    check_columns,
+    check_rows,
+    check_sizes,
+    check_timestamps,
+    codec_level,
+    topic_codec_id,
+)
+from logstore.records.arrow import columns_of_batch
+from logstore.records.columns import Columns, columns_of
 from logstore.records.scan import scan_batches
-from logstore.records.table import LAST_OFFSET, SIZE
+from logstore.records.table import HEADER_BYTES, LAST_OFFSET, SIZE
 from reference.client_batches import client_batches, whole_batches
 from simulation.logs import NOW_MS, PARTITION, batch, rec, recs, sized_batch
 
@@ -69,6 +80,58 @@ def test_a_record_that_no_batch_can_hold_is_found_before_anything_is_encoded() -
     with pytest.raises(RecordTooLarge, match="row 1"):
         check_columns(columns, LogConfig(max_message_bytes=300), NOW_MS, 0, PARTITION)
     check_columns(columns, LogConfig(max_message_bytes=300), NOW_MS, 4, PARTITION)  # it may fit once it is compressed
+
+
+def rows(first: int, *, times: list[int | None] | None = None) -> Columns:
+    """Ten rows from `first` on of a larger batch, so that their bits begin anywhere in the bitmaps."""
+    keys = [None if row == 12 else b"%d" % row for row in range(40)]
+    columns = [pa.array(keys, pa.binary()), pa.array([b"v"] * 40)]
+    if times is not None:
+        columns.append(pa.array([None] * first + times + [None] * (30 - first), pa.int64()))
+    return columns_of_batch(
+        pa.RecordBatch.from_arrays(columns, ["key", "value", "timestamp"][: len(columns)]).slice(first, 10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "row"), [(0, None), (2, None), (3, 9), (8, 4), (11, 1), (12, 0), (13, None), (29, None)]
+)
+def test_a_compacted_topic_needs_a_key_in_every_row(first: int, row: int | None) -> None:
+    compacted = LogConfig(cleanup_policy=frozenset({"compact"}))
+    check_columns(rows(first), LogConfig(), NOW_MS, 0, PARTITION)
+    if row is None:
+        check_columns(rows(first), compacted, NOW_MS, 0, PARTITION)
+        return
+    with pytest.raises(NullKey, match=f"row {row} has no key") as refused:
+        check_columns(rows(first), compacted, NOW_MS, 0, PARTITION)
+    assert refused.value.row == row
+
+
+def test_a_row_with_a_bad_time_is_named_and_rows_without_a_time_are_not() -> None:
+    config = LogConfig(message_timestamp_before_max_ms=1000, message_timestamp_after_max_ms=500)
+    good = NOW_MS - 5
+    check_columns(rows(3, times=[None, -1, *[good] * 8]), config, NOW_MS, 0, PARTITION)
+    for bad in (NOW_MS - 1001, NOW_MS + 501):
+        columns = rows(5, times=[good, None, good, bad, *[good] * 6])
+        assert columns.timestamps_ms is not None
+        with pytest.raises(InvalidTimestamp, match="row 3: timestamp") as refused:
+            check_columns(columns, config, NOW_MS, 0, PARTITION)
+        assert refused.value.row == 3
+        columns.timestamps_ms[1] = bad  # what a null hides may be anything
+        with pytest.raises(InvalidTimestamp, match="row 3: timestamp"):
+            check_columns(columns, config, NOW_MS, 0, PARTITION)
+        stamped = replace(config, message_timestamp_type="LogAppendTime")
+        check_columns(columns, stamped, NOW_MS, 0, PARTITION)
+
+
+def test_a_row_that_no_reader_could_hold_is_refused_whatever_the_topic_allows() -> None:
+    columns = columns_of([rec(b"x" * 10), rec(b"x" * 500)])
+    smallest = 500 + len(b"k") + HEADER_BYTES + 7
+    key_bytes = len(rec(b"").key or b"")
+    check_rows(columns, smallest - 1 + key_bytes, PARTITION)
+    with pytest.raises(RecordTooLarge, match="row 1 has") as refused:
+        check_rows(columns, smallest - 2 + key_bytes, PARTITION)
+    assert refused.value.row == 1
 
 
 def test_no_rows_are_fine() -> None:

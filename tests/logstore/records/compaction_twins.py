@@ -37,6 +37,8 @@ class KeyMap:
     md5: bool = False
     order: int = m.ORDER_OFFSET
     header: bytes = b""
+    bucket: int = 0
+    buckets: int = 1
     entries: dict[Hash, tuple[int, int]] = field(default_factory=dict)
 
     def hash(self, key: bytes) -> Hash:
@@ -44,6 +46,10 @@ class KeyMap:
             low, high = struct.unpack("<QQ", md5(key))
             return low, high
         return sip_hash(key, *self.secret)
+
+    def has(self, found: Hash) -> bool:
+        """Whether a key of this hash is of the map's bucket."""
+        return found[1] * self.buckets >> 64 == self.bucket
 
     def version(self, row: Row, record: Parsed, headers: Sequence[wire.Header]) -> int:
         if self.order == m.ORDER_OFFSET:
@@ -128,11 +134,15 @@ def index_keys(
                 offset = rows[b][table.BASE_OFFSET] + record.offset_delta
                 if not low <= offset < high:
                     continue
-                result.records += 1
-                if record.key is None:
+                found = None if record.key is None else keys.hash(record.key)
+                if found is None:
+                    result.records += 1
                     result.keyless += 1
                     continue
-                ahead.append((keys.hash(record.key), offset, keys.version(rows[b], record, headers)))
+                if not keys.has(found):
+                    continue
+                result.records += 1
+                ahead.append((found, offset, keys.version(rows[b], record, headers)))
                 if len(ahead) == AHEAD:
                     put()
         result.batch = max(first, last)
@@ -167,6 +177,52 @@ def merge_maps(entries: Sequence[tuple[Hash, int, int]], keys: KeyMap) -> int:
         if (version, offset) > keys.entries.get(found, (INT64_MIN, INT64_MIN))[::-1]:
             keys.entries[found] = offset, version
     return codes.OK
+
+
+@dataclass
+class Kept:
+    code: int
+    batch: int = 0
+    flags: list[int] = field(default_factory=list)
+
+
+def keep_latest(
+    rows: Sequence[Row],
+    payloads: Sequence[bytes],
+    first: int,
+    last: int,
+    low: int,
+    high: int,
+    keys: KeyMap,
+    *,
+    tombstones: bool,
+) -> Kept:
+    result = Kept(codes.OK)
+    for b in range(first, last):
+        if rows[b][table.SKIP]:
+            continue
+        try:
+            for record in _ordered_records(rows[b], payloads[b]):
+                offset = rows[b][table.BASE_OFFSET] + record.offset_delta
+                wanted = record.key is not None and (record.value is not None or tombstones) and low <= offset < high
+                found = keys.hash(record.key) if wanted and record.key is not None else None
+                is_last = found is not None and keys.has(found) and keys.entries.get(found, (-1, 0))[0] == offset
+                result.flags.append(int(is_last))
+        except Malformed:
+            return Kept(codes.BAD_RECORD, b)
+    return result
+
+
+def _ordered_records(row: Row, payload: bytes) -> Iterator[Parsed]:
+    """Records in front of the first that is malformed or out of order, then Malformed. Headers are not looked at."""
+    cursor = Cursor(payload)
+    previous = -1
+    for _ in range(row[table.COUNT]):
+        record = parse_record(cursor)
+        if not previous < record.offset_delta <= row[table.LAST_OFFSET] - row[table.BASE_OFFSET]:
+            raise Malformed
+        previous = record.offset_delta
+        yield record
 
 
 # --- survivors --------------------------------------------------------------------------------------------------------

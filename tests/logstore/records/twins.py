@@ -7,7 +7,7 @@ order; its payload address is counted from the start of the buffer it lies in. I
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import wire
@@ -359,45 +359,6 @@ def decode(
     return result
 
 
-@dataclass
-class Checked:
-    code: int
-    batch: int = 0
-    null_keys: int = 0
-    min_ts: int = INT64_MAX
-    max_ts: int = 0
-    max_ts_offset: int = 0
-
-
-def check(rows: Sequence[Row], payloads: Sequence[bytes], first: int, last: int) -> Checked:
-    """The largest timestamp is the last batch's: a caller that wants each asks batch by batch."""
-    result = Checked(codes.OK)
-    for b in range(first, last):
-        row = rows[b]
-        count = row[table.COUNT]
-        if count == 0 or row[table.LAST_OFFSET] - row[table.BASE_OFFSET] != count - 1:
-            return Checked(codes.BAD_COUNT, b)
-        cursor = Cursor(payloads[b])
-        times, deltas = [], []
-        try:
-            for _ in range(count):
-                record = parse_record(cursor)
-                record.headers()
-                result.null_keys += record.key is None
-                times.append(int64(row[table.BASE_TIMESTAMP] + record.timestamp_delta))
-                deltas.append(record.offset_delta)
-        except Malformed:
-            return Checked(codes.BAD_RECORD, b)
-        if cursor.left:
-            return Checked(codes.BAD_RECORD, b)
-        if deltas != list(range(count)):
-            return Checked(codes.BAD_OFFSET, b)
-        result.min_ts = min([result.min_ts, *(time for time in times if time >= 0)])
-        result.max_ts = max([-1, *times])
-        result.max_ts_offset = times.index(result.max_ts) if result.max_ts >= 0 else -1
-    return result
-
-
 # --- placing ----------------------------------------------------------------------------------------------------------
 
 
@@ -598,107 +559,3 @@ def siphash128(data: bytes, k0: int, k1: int, *, compressions: int, finalization
 
 def sip_hash(data: bytes, k0: int, k1: int) -> tuple[int, int]:
     return siphash128(data, k0, k1, compressions=1, finalizations=3)
-
-
-@dataclass
-class OffsetMap:
-    """What the map's slots hold, by hash; `slots` is how many there are, `limit` how many may be used."""
-
-    slots: int
-    limit: int
-    secret: tuple[int, int] = (0, 0)
-    bucket: int = 0
-    buckets: int = 1
-    offsets: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def hash(self, key: bytes) -> tuple[int, int] | None:
-        """None for a key of another bucket."""
-        low, high = sip_hash(key, *self.secret)
-        return (low, high) if high * self.buckets >> 64 == self.bucket else None
-
-
-@dataclass
-class Mapped:
-    code: int
-    batch: int = 0
-    null_keys: int = 0
-    stop_offset: int = 0
-    kept: list[int] = field(default_factory=list)
-
-
-def _ordered_records(row: Row, payload: bytes) -> Iterator[Parsed]:
-    """Records in front of the first that is malformed or out of order, then Malformed. Headers are not looked at."""
-    cursor = Cursor(payload)
-    previous = -1
-    for _ in range(row[table.COUNT]):
-        record = parse_record(cursor)
-        if not previous < record.offset_delta <= row[table.LAST_OFFSET] - row[table.BASE_OFFSET]:
-            raise Malformed
-        previous = record.offset_delta
-        yield record
-
-
-def map_put(
-    rows: Sequence[Row], payloads: Sequence[bytes], first: int, last: int, low: int, high: int, offsets: OffsetMap
-) -> Mapped:
-    """Changes `offsets`. Keys are hashed 64 ahead of the map, so a malformed record is seen before a map that gets full
-    less than 64 keys earlier. A map that is full keeps what it took before the offset it stopped at.
-    """
-    result = Mapped(codes.OK, max(first, last))
-    ahead: list[tuple[tuple[int, int], int]] = []
-
-    def put() -> int | None:
-        for found, offset in ahead:
-            if found not in offsets.offsets and len(offsets.offsets) >= offsets.limit:
-                return offset
-            offsets.offsets[found] = offset
-        ahead.clear()
-        return None
-
-    for b in range(first, last):
-        if rows[b][table.SKIP]:
-            continue
-        try:
-            for record in _ordered_records(rows[b], payloads[b]):
-                offset = rows[b][table.BASE_OFFSET] + record.offset_delta
-                if record.key is None:
-                    result.null_keys += 1
-                    continue
-                found = offsets.hash(record.key)
-                if found is not None and low <= offset < high:
-                    ahead.append((found, offset))
-                    if len(ahead) == 64 and (stopped := put()) is not None:
-                        return Mapped(codes.FULL, stop_offset=stopped)
-        except Malformed:
-            return Mapped(codes.BAD_RECORD, b)
-    stopped = put()
-    return result if stopped is None else Mapped(codes.FULL, stop_offset=stopped)
-
-
-def map_keep(
-    rows: Sequence[Row],
-    payloads: Sequence[bytes],
-    first: int,
-    last: int,
-    low: int,
-    high: int,
-    offsets: OffsetMap,
-    tombstones: bool,
-) -> Mapped:
-    result = Mapped(codes.OK)
-    for b in range(first, last):
-        if rows[b][table.SKIP]:
-            continue
-        try:
-            for record in _ordered_records(rows[b], payloads[b]):
-                offset = rows[b][table.BASE_OFFSET] + record.offset_delta
-                wanted = record.key is not None and (record.value is not None or tombstones) and low <= offset < high
-                found = offsets.hash(record.key) if wanted and record.key is not None else None
-                result.kept.append(int(found is not None and offsets.offsets.get(found) == offset))
-        except Malformed:
-            return Mapped(codes.BAD_RECORD, b)
-    return result
-
-
-def map_grow(offsets: OffsetMap, slots: int) -> OffsetMap:
-    return OffsetMap(slots, slots - 1, offsets.secret, offsets.bucket, offsets.buckets, dict(offsets.offsets))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
+from logstore.directory.state import PartitionState, SegmentEntry, SwapNote
 from logstore.records.record import Record
-from logstore.restore.lookup import latest_of_key
+from logstore.restore.lookup import _lost_records, latest_of_key
 from logstore.store import LogStore
 
 Append = Callable[..., None]
@@ -72,3 +75,26 @@ def test_keys_in_several_partitions_go_by_time_and_then_by_partition(store: LogS
     append("t", [Record(b"k", b"late", 9), Record(b"k", b"early", 5), Record(b"k", b"tie", 9)], [1, 0, 2])
     assert store.topic("t").keyed is False
     assert found(store, "t", b"k") == (2, 0, b"tie")
+
+
+SEALED, ACTIVE = SegmentEntry(0, 100, 1), SegmentEntry(10, 50, 2)
+BEFORE = PartitionState(generation=3, segments=(SEALED, ACTIVE))
+
+
+@pytest.mark.parametrize(
+    ("changed", "lost"),
+    [
+        pytest.param({"segments": (SEALED, replace(ACTIVE, size_bytes=90))}, False, id="appended"),
+        pytest.param({"segments": (SEALED, ACTIVE, SegmentEntry(20, 5, 3))}, False, id="rolled"),
+        pytest.param({"segments": (replace(SEALED, size_bytes=60), ACTIVE)}, True, id="rewritten"),
+        pytest.param({"segments": (ACTIVE,)}, True, id="deleted or merged"),
+        pytest.param({"log_start_offset": 5}, True, id="the log start moved"),
+        pytest.param({"thinned_offset": 10}, True, id="a pass took records out"),
+        pytest.param({"swap": SwapNote((0,), (0,))}, True, id="a replacement is under way"),
+    ],
+)
+def test_what_may_have_removed_a_record_between_two_looks(changed: dict[str, Any], lost: bool) -> None:
+    after = replace(BEFORE, generation=4, **changed)
+    assert _lost_records(BEFORE, after) is lost
+    assert _lost_records(replace(BEFORE, swap=SwapNote((0,), (0,))), after)
+    assert not _lost_records(after, after), "the same generation is the same list"

@@ -21,7 +21,7 @@ from logstore.partition import latest
 from logstore.records.record import Record
 from logstore.restore.restore import RESTORED, RestorePlan, plan_restore, restore
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import delete_records, retain
+from logstore.upkeep.retention import delete_records, retain
 
 Append = Callable[..., None]
 State = dict[bytes, bytes | None]
@@ -102,7 +102,7 @@ def test_as_of_offsets_and_as_of_a_time(store: LogStore, append: Append) -> None
 @pytest.mark.parametrize(
     ("given", "error", "expected"),
     [
-        ({"as_of_offsets": {0: 1}}, InvalidConfig, "says nothing of partition 1"),
+        ({"as_of_offsets": {0: 1}}, InvalidConfig, "lacks partition 1; topic t has partitions 0 to 1"),
         ({"as_of_offsets": {0: 1, 1: 0, 2: 0}}, InvalidConfig, "names partition 2"),
         ({"as_of_offsets": {0: 9, 1: 0}}, OffsetOutOfRange, "asks for 9, the log ends at 1"),
         ({"as_of_offsets": {0: -1, 1: 0}}, OffsetOutOfRange, "asks for -1"),
@@ -231,7 +231,7 @@ def test_more_partitions_mean_merging(store: LogStore, append: Append) -> None:
 
 
 def test_little_memory_gives_the_same_state(store: LogStore, append: Append, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latest, "_SLOTS_MIN", 16)
+    monkeypatch.setattr(latest, "_MEMORY_BYTES_MIN", 24 * 16)
     store.create_topic("t", partitions=2)
     append("t", [Record(b"k%d" % (n % 300), b"v%d" % n, n) for n in range(900)])
     found = state_of(store, plan_restore(store, "t"), memory_bytes=1)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.cleaner.cleaner import LocalEngine
+from logstore.cleaner.engine import LocalEngine
 from logstore.compaction.budget import budget_of
 from logstore.compaction.passes import Context, compact_partition
+from logstore.compaction.planning import PlanOptions, plan_partition
 from logstore.directory import swap
 from logstore.directory.state import PartitionState
 from logstore.errors import HistoryCompacted
@@ -20,8 +21,9 @@ from logstore.records.record import Record
 from logstore.restore.restore import plan_restore, restore
 from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
-from logstore.transfer.kafka_import import examine, import_topics, stopped_source
-from logstore.upkeep.maintenance import recover
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine, stopped_source
+from logstore.upkeep.recovery import recover
 from reference.partition_writer import writing
 
 NOW_MS = 1_700_000_000_000
@@ -40,13 +42,12 @@ def compact(store: LogStore, name: str, *, swaps: int | None = None) -> None:
         Ledger(store.layout.ledger),
         lambda _plan: LocalEngine(OS_FILES),
         "local",
-        NOW_MS,
+        PlanOptions(NOW_MS, force=True),
         budget_of(store),
-        force=True,
         swapped=lambda _plan, group: done.append(group) if group.changed else None,
         stopping=lambda: swaps is not None and len(done) >= swaps,
     )
-    compact_partition(context, store.topic(name), 0)
+    compact_partition(context, plan_partition(store, store.topic(name), 0, context.planning))
 
 
 def state_as_of(store: LogStore, name: str, offset: int) -> State | None:

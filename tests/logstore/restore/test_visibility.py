@@ -33,7 +33,7 @@ from logstore.restore.restore import plan_restore, restore
 from logstore.restore.visibility import visible_ends
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
-from logstore.upkeep.maintenance import delete_records, retain
+from logstore.upkeep.retention import delete_records, retain
 from reference.partition_writer import writing
 from tests.logstore.restore.test_restore_half_pass import NOW_MS, compact
 
@@ -89,9 +89,9 @@ def test_follow_takes_everything_when_told(store: LogStore, mixed: Topic) -> Non
 
 def test_what_was_aborted_is_no_keys_value_for_prove_erased(store: LogStore, mixed: Topic) -> None:
     (found,) = find_keys(store, mixed, [b"x"], now_ms=NOW_MS)
-    assert [place.holds for place in found.places] == ["1 superseded"]
+    assert [place.holds for place in found.places] == ["1 superseded record"]
     (found,) = find_keys(store, mixed, [b"a"], now_ms=NOW_MS)
-    assert [place.holds for place in found.places] == ["1 superseded, its value"]
+    assert [place.holds for place in found.places] == ["1 superseded record, its value"]
 
 
 # --- get beside a writer ----------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def commit(committer: Committer, names: Sequence[str], number: int) -> None:
     targets = {name: committer.target(name) for name in names}
     staging = Staging(committer.store)
     try:
-        writer = StagedWriter(committer.store.fs, staging.folder, options=EncodeOptions(), now_ms=NOW_MS + number)
+        writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=NOW_MS + number)
         for name in names:
             rows = {"key": pa.array([b"%d" % number]), "value": pa.array([b"%s %d" % (name.encode(), number)])}
             writer.write(targets[name], pa.record_batch(rows))

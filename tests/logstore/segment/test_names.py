@@ -74,7 +74,7 @@ def test_a_name_that_parses_is_written_the_same_way(name: str) -> None:
 
 @pytest.mark.parametrize("offset", [-1, 2**63])
 def test_no_file_is_named_for_an_impossible_offset(offset: int) -> None:
-    with pytest.raises(ValueError, match="no offset"):
+    with pytest.raises(ValueError, match="is not an offset"):
         file_name(offset, FileKind.LOG)
 
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import BufferLimit, CorruptBatch, OffsetOverflow
-from logstore.limits import RELATIVE_OFFSET_MAX, Limits
+from logstore.limits import DEFAULT_LIMITS, RELATIVE_OFFSET_MAX, Limits
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE, ROLL_OFFSET_OVERFLOW, ROLL_SIZE
 from logstore.records.scan import scan_batches
-from logstore.segment.names import FileKind, Transient
-from logstore.segment.segment import LogSegment, RollLimits
+from logstore.segment.names import FileKind
+from logstore.segment.segment import LogSegment, Numbering, RollLimits, SegmentSettings
 from logstore.segment.time_index import TimestampOffset
 from reference.preallocation import preallocate
 from simulation.filesystem import SimulatedFileSystem
@@ -21,9 +21,11 @@ from simulation.logs import NOW_MS, batch, rec, sized_batch
 DIRECTORY = "/p"
 
 
-def segment_on(fs: SimulatedFileSystem, base_offset: int = 0, **options: object) -> LogSegment:
+def segment_on(
+    fs: SimulatedFileSystem, base_offset: int = 0, *, limits: Limits = DEFAULT_LIMITS, **settings: int
+) -> LogSegment:
     fs.mkdir(DIRECTORY)
-    return LogSegment(fs, DIRECTORY, base_offset, **{"writable": True, **options})  # type: ignore[arg-type]
+    return LogSegment(fs, DIRECTORY, base_offset, writable=True, settings=SegmentSettings(**settings), limits=limits)
 
 
 def append(segment: LogSegment, *batches: bytes, next_offset: int | None = None) -> int:
@@ -31,7 +33,7 @@ def append(segment: LogSegment, *batches: bytes, next_offset: int | None = None)
     data = np.frombuffer(bytearray(b"".join(batches)), dtype=np.uint8)
     table = scan_batches(data).table
     at = segment.next_offset() if next_offset is None else next_offset
-    placed, reason = segment.place(data, table, 0, next_offset=at)
+    placed, reason = segment.place(data, table, 0, Numbering(at), RollLimits())
     assert (placed, reason) == (len(batches), OK)
     return segment.next_offset()
 
@@ -239,17 +241,6 @@ def test_a_file_that_exists_is_never_preallocated_again() -> None:
     assert again.size_bytes == sizes(fs)["log"] == 200
 
 
-def test_all_files_follow_a_change_of_suffix_the_log_first() -> None:
-    fs = SimulatedFileSystem()
-    segment = segment_on(fs, suffix=Transient.CLEANED)
-    append(segment, sized_batch(200))
-    segment.change_suffix(Transient.SWAP)
-    renames = [str(operation.path).rsplit("/", 1)[1] for operation in fs.trace if operation.kind == "rename"]
-    assert [name.split(".", 1)[1] for name in renames] == ["log.cleaned", "index.cleaned", "timeindex.cleaned"]
-    assert segment.path(FileKind.LOG).endswith(".log.swap")
-    append(segment, sized_batch(200))
-
-
 def test_data_is_synced_before_what_is_derived_from_it() -> None:
     fs = SimulatedFileSystem()
     segment = segment_on(fs)
@@ -271,7 +262,7 @@ def test_a_segment_larger_than_kafka_opens_is_refused() -> None:
             return file
 
     with pytest.raises(CorruptBatch, match="largest legal"):
-        LogSegment(Huge(), DIRECTORY, 0, writable=True)  # type: ignore[arg-type]
+        LogSegment(Huge(), DIRECTORY, 0, writable=True, settings=SegmentSettings())  # type: ignore[arg-type]
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -280,7 +271,7 @@ def test_a_segment_larger_than_kafka_opens_is_refused() -> None:
 def placed(segment: LogSegment, data: bytes, *, next_offset: int = 0, **limits: int) -> tuple[int, int]:
     array = np.frombuffer(bytearray(data), dtype=np.uint8)
     table = scan_batches(array).table
-    return segment.place(array, table, 0, next_offset=next_offset, roll_limits=RollLimits(**limits))
+    return segment.place(array, table, 0, Numbering(next_offset), RollLimits(**limits))
 
 
 def test_placing_stops_before_the_batch_that_does_not_fit() -> None:

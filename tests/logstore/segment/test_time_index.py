@@ -30,6 +30,14 @@ def index_of(
 
 
 @pytest.mark.parametrize(
+    ("end", "found"), [(0, (-1, 0)), (3, (-1, 0)), (4, (10, 3)), (5, (10, 3)), (6, (20, 5)), (2**31, (40, 9))]
+)
+def test_the_last_entry_below_an_offset(tmp_path: Path, end: int, found: tuple[int, int]) -> None:
+    index = index_of(tmp_path / "t", THREE)
+    assert index.last_below(BASE + end) == TimestampOffset(found[0], BASE + found[1])
+
+
+@pytest.mark.parametrize(
     ("timestamp", "found"), [(0, (-1, 0)), (9, (-1, 0)), (10, (10, 3)), (39, (20, 5)), (40, (40, 9)), (2**62, (40, 9))]
 )
 def test_lookup_gives_the_greatest_timestamp_at_or_below(

@@ -42,6 +42,17 @@ def test_a_topic_reads_back(registry: TopicRegistry, tmp_path: Path) -> None:
     assert [(mark.topic_id, mark.topic) for mark in marks.find(DELETED)] == [(ORDERS.id, unknown)]
 
 
+def test_the_second_copy_follows_every_change_and_needs_no_file(registry: TopicRegistry, tmp_path: Path) -> None:
+    layout = Layout(str(tmp_path))
+    OS_FILES.mkdir(layout.topic_state(ORDERS.id))
+    registry.create(ORDERS)
+    altered = replace(ORDERS, partitions=7, config_version=2)
+    registry.replace(altered)
+    assert registry.read_copy(ORDERS.id) == altered
+    OS_FILES.unlink(layout.topic("orders"))
+    assert registry.read_copy(ORDERS.id) == altered
+
+
 def test_creation_never_replaces_another(registry: TopicRegistry, tmp_path: Path) -> None:
     registry.create(ORDERS)
     with pytest.raises(TopicExists):

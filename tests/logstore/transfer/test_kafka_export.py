@@ -16,8 +16,10 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.transfer.kafka_export import export_topics
-from logstore.transfer.kafka_import import examine, import_topics
-from logstore.upkeep.maintenance import delete_records, recover
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine
+from logstore.upkeep.recovery import recover
+from logstore.upkeep.retention import delete_records
 from reference.partition_writer import writing
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]

@@ -18,8 +18,9 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.transfer.kafka_export import export_topics
-from logstore.transfer.kafka_import import ImportedTopic, examine, import_topics, plan_import, stopped_source
-from logstore.upkeep.maintenance import delete_records
+from logstore.transfer.kafka_import import ImportedTopic, import_topics, plan_import
+from logstore.transfer.kafka_source import examine, stopped_source
+from logstore.upkeep.retention import delete_records
 from reference.partition_writer import writing
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]

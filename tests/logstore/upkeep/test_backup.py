@@ -14,12 +14,13 @@ from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.directory.layout import BROKER_GUARD
 from logstore.errors import BackupRefused, LockHeld
+from logstore.partition.environment import LastKnown
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
 from logstore.transfer.kafka_export import export_topics
 from logstore.upkeep.backup import backup
-from logstore.upkeep.maintenance import recover
+from logstore.upkeep.recovery import recover
 from logstore.upkeep.verify import verify_partition
 from reference.partition_writer import PartitionWriter, writing
 
@@ -228,7 +229,7 @@ def test_truncation_and_appends_copy_a_shared_segment_first(store: LogStore, ord
     base = store.partition_state(orders, 0).segments[2].base_offset
     for inside in (3, 0):  # within a sealed segment, which becomes active, and at its very end
         with store.locks.lease(orders.id, what="test"):
-            log = PartitionWriter.of(store.open_log(orders, 0, clean=True))
+            log = PartitionWriter.of(store.open_log(orders, 0, LastKnown(clean=True)))
             log.truncate_to(base + inside)
             log.append([Record(b"k", b"new", 1000)])
             log.close()

@@ -62,3 +62,28 @@ def test_an_app_is_at_its_last_batch_whatever_is_left_of_the_commits(commits: Co
         sequences = [row.sequence for row in found.rows if row.topic_id == topic]
         assert sequences == sorted(sequences)
         assert versions == sorted(versions)
+
+
+@pytest.mark.parametrize(
+    ("is_chained", "known_sequence", "is_unsure"),
+    [(True, 2, False), (True, 1, True), (False, 2, True)],
+    ids=["every commit is known by its transaction", "one is not", "commit files are missing"],
+)
+def test_apps_are_unsure_where_a_lost_commit_may_have_been_theirs(
+    is_chained: bool, known_sequence: int, is_unsure: bool
+) -> None:
+    """Of the topic's second commit nothing is left but that it was applied."""
+    first = replace(rows_of_plan(plan_of("t", 1, 0), 11)[0], engine="local")
+    found = reconstruct(
+        [first],
+        [],
+        [],
+        transactions={TOPIC + "t": (12, known_sequence), APP + "a": (12, 1), COUNTED + "a": (12, 1)},
+        is_chained=is_chained,
+        applied={"t": Applied("t", 2, (20,))},
+        version=12,
+        now_ms=5000,
+    )
+    assert found.lost == {"t": [2]}
+    assert {row.sequence: row.void for row in found.rows if row.topic_id} == {1: False, 2: True}
+    assert bool(found.unsure) is is_unsure

@@ -19,7 +19,7 @@ from logstore.errors import CorruptState, DamagedLog, DuramenError, LedgerError,
 from logstore.files import OS_FILES, OsFileSystem
 from logstore.records.record import Record
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import recover
+from logstore.upkeep.recovery import recover
 from logstore.upkeep.repair import examine, repair, restore_version
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
@@ -437,9 +437,10 @@ def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:
 def test_the_locks_folder_is_made_again(damaged: Path) -> None:
     shutil.rmtree(damaged / "locks")
     with LogStore(damaged) as store:
-        append(store, BATCHES)
+        assert not append(store, BATCHES)
         shutil.rmtree(damaged / "locks")
-        append(store, BATCHES + 1)
+        assert not append(store, BATCHES + 1)
+        assert os.listdir(damaged / "locks")
 
 
 def test_json_of_a_report_is_plain(damaged: Path) -> None:

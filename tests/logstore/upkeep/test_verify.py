@@ -124,10 +124,10 @@ def _leader_epoch(data: bytes, at: int) -> bool:
         (".index", lambda data: data[:-3], "multiple of 8"),
         (".index", lambda data: data[8:16] + data[:8], "does not follow"),
         (".index", lambda data: data[:4] + struct.pack(">i", 1) + data[8:], "does not lead to a batch"),
-        (".index", lambda data: data + bytes(8), "8 bytes behind its entries"),
+        (".index", lambda data: data + bytes(8), "8 bytes after its entries"),
         (".timeindex", lambda data: data[:-1], "multiple of 12"),
         (".timeindex", lambda data: struct.pack(">q", 5) + data[8:], "not the largest timestamp"),
-        (".timeindex", lambda data: data + bytes(24), "24 bytes behind its entries"),
+        (".timeindex", lambda data: data + bytes(24), "24 bytes after its entries"),
     ],
 )
 def test_damage_of_a_sealed_segment_is_named(

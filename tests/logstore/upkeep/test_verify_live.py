@@ -16,7 +16,7 @@ from logstore.records.record import Record
 from logstore.segment import segment as segment_module
 from logstore.store import LogStore
 from logstore.topics.registry import Topic
-from logstore.upkeep.maintenance import retain
+from logstore.upkeep.retention import retain
 from reference.partition_writer import writing
 from tests.logstore.restore.test_restore_half_pass import NOW_MS, compact
 from tests.logstore.upkeep.test_verify import file_of, verify

@@ -1,0 +1,150 @@
+"""One batch from encoding to visible, with the encode step as a parameter: sink, data source, `produce`,
+`LogStore.append` and the end of a transaction differ in nothing else.
+
+    replay? → stage → encode → commit; from the start when a topic or the ledger changed meanwhile
+
+`docs/protocols.md` has the steps of a commit and what is found when a process dies between them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from logstore.clock import Clock
+from logstore.commit.apply import ApplyMany
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committed, StableOffsets
+from logstore.commit.plan_folder import told_when_full
+from logstore.commit.staged_output import Outputs, StagedOutput
+from logstore.commit.staging import StagedFile, TopicTarget
+from logstore.errors import CommitConflict, TopicChanged
+from logstore.ledger.rows import AppProgress
+
+_TRIES_MAX = 5
+
+
+class Batch(Protocol):
+    """What an encode step gets: a place for its staged files. Close it in any case."""
+
+    plan_id: str
+
+    def output(self) -> StagedOutput: ...
+    def outputs(self) -> Outputs:
+        """The same for tasks in other processes."""
+
+    def close(self) -> None: ...
+
+
+B = TypeVar("B", bound=Batch)
+
+
+class Commits(Protocol[B]):
+    """The commit path of an open store, of either kind."""
+
+    #: by app, what its next ledger row tells of the batch before; see `Committed.told_next`
+    told_next: dict[str | None, dict[str, int]]
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def target(self, name: str) -> TopicTarget:
+        """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
+
+    def last_batch(self, app_id: str) -> AppProgress | None:
+        """The app's last batch and who wrote it; None for an app the ledger does not know."""
+
+    def check_replay(self, app: AppBatch) -> bool:
+        """Whether the batch is committed already. Raises ReplayMismatch when it cannot be this app's next."""
+
+    def finish_replay(self, app: AppBatch) -> None:
+        """Make visible what a committed batch may still lack."""
+
+    def begin(self, plan_id: str | None = None) -> B:
+        """A place for staged files; of a `plan_id`, the one that was filled before."""
+
+    def commit(
+        self,
+        staging: B,
+        files: Sequence[StagedFile],
+        targets: Mapping[str, TopicTarget],
+        *,
+        app: AppBatch | None = None,
+        apply_many: ApplyMany | None = None,
+        timings_ms: Mapping[str, int] | None = None,
+        engine: str = "local",
+        stable_offsets: StableOffsets | None = None,
+    ) -> Committed: ...
+
+    def discard(self, plan_id: str) -> None:
+        """Remove what was staged for a plan, unless a commit names it."""
+
+    def tidy(self, done: Committed) -> None:
+        """What a writer without a daemon does now and then behind its commits. That it fails fails no commit."""
+
+    def finish(self, topic: str) -> None:
+        """Leave nothing for others to do behind one's last commit to a topic."""
+
+
+class EncodeAgain(Exception):
+    """Raised by an encode step when what prevented it is resolved; `from` the original error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Staged files, and the topics as they were when they were encoded."""
+
+    files: Sequence[StagedFile]
+    targets: Iterable[TopicTarget]
+
+
+def append_batch(
+    committer: Commits[B],
+    encode: Callable[[B], Encoded],
+    *,
+    app: AppBatch | None = None,
+    plan_id: str | None = None,
+    apply_many: ApplyMany | None = None,
+    timings_ms: Mapping[str, int] | None = None,
+    engine: str = "local",
+    stable_offsets: StableOffsets | None = None,
+) -> Committed:
+    """Append what `encode` stages, all or none of it. With `app`, a batch that the ledger has is not written again.
+
+    `plan_id` names a folder that was filled before; such a batch is not encoded again. Raises what `encode` and
+    `Committer.commit` raise.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
+        if app is not None and committer.check_replay(app):
+            committer.finish_replay(app)
+            if plan_id is not None:
+                committer.discard(plan_id)
+            return Committed("", replayed=True)
+        staging = committer.begin(plan_id)
+        try:
+            began = time.monotonic()
+            with told_when_full():
+                encoded = encode(staging)
+            timings = {} if plan_id is not None else {"encode": int((time.monotonic() - began) * 1000)}
+            return committer.commit(
+                staging,
+                encoded.files,
+                {target.id: target for target in encoded.targets},
+                app=app,
+                apply_many=apply_many,
+                timings_ms=timings | dict(timings_ms or {}),
+                engine=engine,
+                stable_offsets=stable_offsets,
+            )
+        except (TopicChanged, CommitConflict):  # nothing was committed: look again
+            if plan_id is not None or attempt >= _TRIES_MAX:
+                raise
+        except EncodeAgain as again:
+            if attempt > _TRIES_MAX:
+                raise again.__cause__ or again from None
+        finally:
+            staging.close()

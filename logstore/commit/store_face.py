@@ -1,0 +1,69 @@
+"""What whoever appends and defines topics asks of an open store: of a directory and of a bucket alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from logstore.commit.apps import AppBatch
+from logstore.commit.committer import Committed
+from logstore.commit.driver import Commits
+from logstore.records.record import Record
+from logstore.topics.readable import ReadableStore
+from logstore.topics.registry import Topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from typing_extensions import Self
+
+
+class Store(ReadableStore, Protocol):
+    """Implemented by `LogStore` and `BucketStore`. Nothing that takes one asks which it is."""
+
+    @property
+    def is_read_only(self) -> bool: ...
+
+    def check_writable(self) -> None:
+        """For those who would notice only after much work. Raises ReadOnlyStore, UnsuitableObjectStore."""
+
+    def commits(self) -> Commits[Any]:
+        """The commit path."""
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        configs: Mapping[str, object] | None = None,
+        dry_run: bool = False,
+    ) -> Topic: ...
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        configs: Mapping[str, object] | None = None,
+        unset: Iterable[str] = (),
+        partitions: int | None = None,
+        defaults: bool = False,
+        dry_run: bool = False,
+    ) -> Topic: ...
+
+    def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic: ...
+
+    def append(
+        self, topic: str, records: Iterable[Record] | pa.Table | pa.RecordBatch, *, app: AppBatch | None = None
+    ) -> Committed: ...
+
+    def log_bytes(self, topic: Topic, number: int) -> int:
+        """Size of the partition's batches."""
+
+    def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
+        """The newest record's time, -1 when there is none."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

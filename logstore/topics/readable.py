@@ -1,0 +1,49 @@
+"""What reading asks of an open store: of a directory and of a bucket alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from logstore.clock import Clock
+from logstore.config import LogConfig, Resolved
+from logstore.directory.ends import TopicEnds
+from logstore.directory.state import PartitionState
+from logstore.limits import Limits
+from logstore.topics.registry import Topic
+
+if TYPE_CHECKING:
+    from logstore.partition.reader import PartitionReader
+
+
+class ReadableStore(Protocol):
+    """Implemented by `OpenStore` and `BucketStore`. Nothing that takes one asks which it is."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def path(self) -> str: ...
+
+    def topic_names(self) -> list[str]: ...
+    def topics(self) -> list[Topic]: ...
+
+    def topic(self, name: str) -> Topic:
+        """Raises UnknownTopic."""
+
+    def check_exists(self, topic: Topic) -> None:
+        """Raises UnknownTopic when the topic is another one by now."""
+
+    def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]: ...
+    def log_config(self, topic: Topic) -> LogConfig: ...
+
+    def ends(self, topic: Topic) -> TopicEnds:
+        """As of now."""
+
+    def ends_at_once(self, topics: Sequence[Topic]) -> Mapping[str, TopicEnds] | None:
+        """Of several topics as of one moment, by topic id; None where that takes more than one look."""
+
+    def high_watermark(self, topic: Topic, number: int) -> int: ...
+    def partition_state(self, topic: Topic, number: int) -> PartitionState: ...
+    def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
