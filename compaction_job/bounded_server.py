@@ -1,8 +1,8 @@
-"""An HTTP server for strangers: few connections at a time, short requests, little patience.
+"""An HTTP server for untrusted clients: few connections at a time, short requests, short timeouts.
 
-Whoever connects and says nothing must cost the daemon next to nothing. When all connections are taken, the oldest one
-that has not finished its request makes room; a request that is not there after `REQUEST_S`, or an answer that nobody
-reads, is given up. Knows nothing of what is served.
+A client that connects and sends nothing must cost the daemon next to nothing. When all connections are taken, the
+oldest one that has not finished its request makes room; a request that is not there after `REQUEST_S`, or an answer
+that nobody reads, is given up. Knows nothing of what is served.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from typing import Any
 
+from logstore.errors import UsageError
+
 CONNECTIONS_MAX = 16
-#: the whole request has to be there by then, however often a byte comes
+#: the whole request has to arrive within this time, however slowly
 REQUEST_S = 5.0
 ANSWER_S = 30.0
 REQUEST_BYTES_MAX = 16 << 10
@@ -36,6 +39,7 @@ class _Connection:
 
 
 class BoundedServer(ThreadingHTTPServer):
+    connections_max = CONNECTIONS_MAX
     daemon_threads = True
     # Two daemons on one port would each get half of the scrapes.
     allow_reuse_port = False
@@ -63,11 +67,11 @@ class BoundedServer(ThreadingHTTPServer):
         """Room for one more, if need be by dropping the oldest that has not finished its request."""
         now = time.monotonic()
         with self._guard:
-            if len(self._connections) >= CONNECTIONS_MAX:
+            if len(self._connections) >= self.connections_max:
                 waiting = [
                     (each.since, at) for at, each in self._connections.items() if each.deadline and not each.dropped
                 ]
-                if not waiting or len(self._connections) >= 2 * CONNECTIONS_MAX:
+                if not waiting or len(self._connections) >= 2 * self.connections_max:
                     return False  # all are at work, or have not ended yet
                 self._drop(min(waiting, key=lambda pair: pair[0])[1])
             self._connections[request] = _Connection(now, now + REQUEST_S)
@@ -123,13 +127,24 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self._expect(None)  # all of it is here
         return parsed
 
-    def answer(self, code: int, content_type: str, body: bytes) -> None:
+    def read_body(self, size: int) -> bytes | None:
+        """The request's body of so many bytes; None when the client did not send it in time."""
+        self._expect(REQUEST_S)
+        assert isinstance(self.rfile, _Limited)
+        body = self.rfile.read(size)
+        self._expect(None)
+        return body if len(body) == size else None
+
+    def answer(self, code: int, content_type: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._expect(ANSWER_S)
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _expect(self, seconds: float | None) -> None:
         assert isinstance(self.server, BoundedServer)
@@ -137,6 +152,39 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         _log.debug(format, *arguments)
+
+
+class ServerThread:
+    """A server at work on a thread of its own until `close`. Raises UsageError when it cannot listen."""
+
+    def __init__(
+        self,
+        server: type[BoundedServer],
+        address: tuple[str, int],
+        handler: type[BoundedHandler],
+        *,
+        serves: str,
+        hint: str,
+    ) -> None:
+        try:
+            self._http = server(address, handler)
+        except (OSError, OverflowError) as error:
+            where = f"{address[0]}:{address[1]}"
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"cannot serve {serves} on {where}: {reason}", hint=hint) from None
+        name = f"duramen-{serves.split()[-1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._http.server_address[:2]
+        return str(host), int(port)
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(5)
 
 
 class _Limited:
@@ -150,6 +198,10 @@ class _Limited:
         line = self._file.readline(self._left_bytes if size < 0 else min(size, self._left_bytes))
         self._left_bytes -= len(line)
         return line
+
+    def read(self, size: int) -> bytes:
+        """The caller limits the body."""
+        return self._file.read(size)
 
     @property
     def is_used_up(self) -> bool:

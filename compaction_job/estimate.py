@@ -10,19 +10,17 @@ import contextlib
 from dataclasses import dataclass, field, replace
 
 from logstore.cleaner.cleaner import wanted_buffer
-from logstore.cleaner.filter import Counts, Filter, FilterSettings, Workshop
+from logstore.cleaner.filter import Counts, Filter, FilterBuffers
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import aborted_between, build_map, open_source
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import PassWork
-from logstore.compaction.budget import Budget, budget_of, map_advice
-from logstore.compaction.planning import PartitionPlan, pass_work
-from logstore.config import LogConfig
+from logstore.compaction.budget import Budget, map_advice, with_budget
+from logstore.compaction.planning import PartitionPlan
 from logstore.errors import DuramenError
 from logstore.records.marks import MARK_ACTION, MARK_KEPT, REBUILD, VERBATIM, Marks
 from logstore.records.table import COUNT, HEADER_BYTES, SIZE, BatchTable
 from logstore.store import LogStore
-from logstore.topics.registry import Topic
 
 READ_BYTES_MAX = 256 << 20
 
@@ -40,29 +38,14 @@ class Estimate:
     #: only a part was read
     rough: bool = False
 
-    @property
-    def removed_bytes(self) -> int:
-        return self.before_bytes - self.after_bytes
-
-    @property
-    def removed_records(self) -> int:
-        return sum(self.removed.values())
-
 
 def estimate_partition(
-    store: LogStore,
-    topic: Topic,
-    number: int,
-    found: PartitionPlan,
-    *,
-    config: LogConfig,
-    now_ms: int,
-    budget: Budget | None = None,
-    read_bytes_max: int = READ_BYTES_MAX,
+    store: LogStore, found: PartitionPlan, budget: Budget, *, read_bytes_max: int = READ_BYTES_MAX
 ) -> Estimate | None:
-    """None when it cannot be told: the log changes under it, or is damaged (the pass would say so)."""
-    budget = budget or budget_of(store)
-    work = pass_work(store, topic, number, config, found.cleanable, now_ms, budget, rolled=found.rolls_active)
+    """None when nothing can be said: the log changes meanwhile, or is damaged (a pass would say so)."""
+    if found.work is None:
+        return Estimate(0, 0, 0)
+    work = with_budget(found.work, budget)
     total = sum(s.size_bytes for s in work.segments)
     sampled = _sampled(work, read_bytes_max)
     share = sum(s.size_bytes for s in sampled.segments) / total if total else 1.0
@@ -96,15 +79,8 @@ def _measure(store: LogStore, work: PassWork) -> Estimate:
     offset_map, indexed = build_map(store.fs, work)
     transactions = Transactions()
     rules = Filter(
-        Workshop(offset_map, limits=work.limits),
-        FilterSettings(
-            now_ms=work.now_ms,
-            delete_retention_ms=work.delete_retention_ms,
-            end_offset=indexed.end_offset,
-            first_uncleanable_offset=work.first_uncleanable_offset,
-            last_records=work.last_records,
-            expired_before_ms=work.expired_before_ms,
-        ),
+        FilterBuffers(offset_map, limits=work.limits),
+        work.filter_settings(indexed.end_offset),
         transactions,
     )
     before = after = 0
@@ -126,7 +102,7 @@ def _measure(store: LogStore, work: PassWork) -> Estimate:
 
 
 def _size_after(table: BatchTable, marks: Marks) -> int:
-    """A batch shrinks as its records do; those written anew keep their header."""
+    """A batch shrinks as its records do; those rewritten keep their header."""
     verbatim = int(table[marks[:, MARK_ACTION] == VERBATIM, SIZE].sum())
     rebuilt = marks[:, MARK_ACTION] == REBUILD
     payload = (table[rebuilt, SIZE] - HEADER_BYTES) * marks[rebuilt, MARK_KEPT] // table[rebuilt, COUNT].clip(1)
@@ -134,14 +110,11 @@ def _size_after(table: BatchTable, marks: Marks) -> int:
 
 
 def _scaled(guess: Estimate, share: float, total: int) -> Estimate:
-    return Estimate(
-        total,
-        int(guess.after_bytes / share),
-        int(guess.records / share),
-        {reason: int(count / share) for reason, count in guess.removed.items()},
-        guess.keys,
-        guess.map_full,
-        guess.map_buffer_wanted,
-        guess.map_threads_wanted,
+    return replace(
+        guess,
+        before_bytes=total,
+        after_bytes=int(guess.after_bytes / share),
+        records=int(guess.records / share),
+        removed={reason: int(count / share) for reason, count in guess.removed.items()},
         rough=True,
     )

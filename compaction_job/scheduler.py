@@ -1,8 +1,8 @@
 """The daemon: compaction, retention, flushing of idle topics and upkeep of the ledger, each at its interval.
 
 Jobs run on APScheduler's threads, at most one of each at a time. It may be killed at any moment: what a job leaves
-undone, the next one finishes. Any number of daemons, jobs and people work on one store side by side; whoever finds a
-partition taken skips it. A store that vanishes ends the daemon.
+undone, the next one finishes. Any number of daemons, jobs and people work on one store side by side; each skips the
+partitions that another works on. A store that vanishes ends the daemon.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,24 @@ from typing import TYPE_CHECKING, Any
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from compaction_job.job import Report, compact, project, retain_all
-from compaction_job.metrics import Health, MetricsServer, StoreCollector
+from compaction_job.activity import Activity, remove_stale
+from compaction_job.choice import Choice
+from compaction_job.job import compact
+from compaction_job.metrics import StoreCollector
+from compaction_job.metrics_server import Health, MetricsServer
+from compaction_job.report import Report
+from compaction_job.retention import project, retain_all
+from compaction_job.sampling import take_samples
 from logstore.commit.committer import Committer
 from logstore.compaction.receipts import Run, Skip
 from logstore.config import BrokerConfig
 from logstore.directory.locks import FileLock, holder
-from logstore.directory.shared_clock import doubt_of
-from logstore.errors import DuramenError, InvalidConfig, LockHeld, NotAStore
+from logstore.directory.shared_clock import clock_warning
+from logstore.errors import DuramenError, InvalidConfig, LockHeld
 from logstore.ledger.rows import DONE, FAILED, SKIPPED
 from logstore.limits import INT64_MAX
-from logstore.store import LogStore
+from logstore.spark_tasks import cancel_jobs
+from logstore.store import LogStore, directory_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +66,7 @@ _STORE_CHECK_S = 1.0
 #: waiting for another's lock must not outlast the time a stop may take
 _LOCK_WAIT_MS = 5_000
 _DAEMON_LOCK = "schedule"
+_SAMPLE_S = 60.0
 
 log = logging.getLogger("duramen.schedule")
 
@@ -80,7 +88,7 @@ def intervals_of(config: BrokerConfig, overrides: Mapping[str, int] | None = Non
         interval_ms = (overrides or {}).get(name, from_settings)
         if interval_ms < INTERVAL_MS_MIN:
             source = f"the interval of {name}" if name in (overrides or {}) else SETTINGS[name]
-            raise InvalidConfig(f"{source} = {interval_ms} ms is no interval; expected at least {INTERVAL_MS_MIN}")
+            raise InvalidConfig(f"{source} = {interval_ms} ms is too short; expected at least {INTERVAL_MS_MIN}")
         intervals[name] = None if interval_ms > INTERVAL_MS_MAX else interval_ms
     return intervals
 
@@ -101,16 +109,9 @@ class JobStatus:
     next_ms: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "interval_ms": self.interval_ms,
-            "running": self.running,
-            "runs": self.runs,
-            "last_started_ms": self.last_started_ms,
-            "last_ended_ms": self.last_ended_ms,
-            "ok": self.ok,
-            "problems": list(self.problems),
-            "next_ms": self.next_ms,
-        }
+        document = asdict(self) | {"problems": list(self.problems)}
+        del document["name"]
+        return document
 
 
 class Scheduler:
@@ -133,7 +134,7 @@ class Scheduler:
         metrics_host: str = LOOPBACK,
     ) -> None:
         """Raises NotAStore, StoreInUse, ReadOnlyStore, InvalidConfig, UnknownConfig."""
-        self._store = LogStore(store, lock_wait_ms=_LOCK_WAIT_MS)
+        self._store = LogStore(directory_of(store), lock_wait_ms=_LOCK_WAIT_MS)
         self._store.check_writable()
         self._spark = spark
         self._threads = threads
@@ -160,6 +161,8 @@ class Scheduler:
             self._store.close()
             raise
         self._status = {name: JobStatus(name, resolved[name]) for name in self._work}
+        self._activity = Activity(self._store, jobs=lambda: self.health().document["jobs"])
+        self._sampled = -_SAMPLE_S
 
     @property
     def intervals_ms(self) -> dict[str, int | None]:
@@ -178,7 +181,7 @@ class Scheduler:
             self._server = MetricsServer(host, port or 0, collector=StoreCollector(self._store), health=self.health)
         if not self._beside.try_acquire():
             log.warning(
-                "another daemon works on this store, too (%s): who finds a partition taken skips it",
+                "another daemon is running on this store (%s); each skips partitions that the other is working on",
                 holder(self._store.fs, self._beside.path),
             )
         else:
@@ -189,7 +192,7 @@ class Scheduler:
         scheduler = BackgroundScheduler(
             timezone=datetime.timezone.utc, job_defaults={"coalesce": True, "max_instances": 1}
         )
-        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a run that takes longer than its interval is no news
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a run may take longer than its interval
         for name, status in self._status.items():
             if status.interval_ms is None:
                 continue
@@ -204,11 +207,13 @@ class Scheduler:
             )
         scheduler.start()
         self._scheduler = scheduler
+        self._activity.start()
 
     def wait(self) -> bool:
         """Until `stop` is asked for (True), or the store is gone (False)."""
         while not self._stop.wait(_STORE_CHECK_S):
             self._look_for_store()
+            self._sample()
         return self.failure is None
 
     def ask_to_stop(self) -> None:
@@ -216,7 +221,7 @@ class Scheduler:
         self._stop.set()
 
     def stop(self, timeout_s: float = 8.0) -> bool:
-        """End everything; False when a job is still at it after `timeout_s`."""
+        """End everything; False when a job is still running after `timeout_s`."""
         self._stop.set()
         deadline = time.monotonic() + timeout_s
         scheduler, self._scheduler = self._scheduler, None
@@ -233,6 +238,7 @@ class Scheduler:
         if server is not None:
             server.close()
         self._beside.release()
+        self._activity.close()
         if ended:
             self._store.close()
         return ended
@@ -240,7 +246,7 @@ class Scheduler:
     def _cancel_spark(self) -> None:
         try:
             assert self._spark is not None
-            self._spark.sparkContext.cancelAllJobs()
+            cancel_jobs(self._spark)
         except Exception as error:
             log.warning("Spark's jobs could not be cancelled: %s", error)
 
@@ -306,14 +312,14 @@ class Scheduler:
         for run in report.runs:
             _tell(run)
         for run_id in report.abandoned:
-            log.info("run %s was killed; what it left undone is planned anew", run_id)
+            log.info("run %s was killed; what it left undone is planned again", run_id)
         return [f"{run.plan.name}: {run.reason}" for run in report.failed] + report.problems
 
     def _retain(self) -> list[str]:
         report = Report("retention", "local", self._now_ms())
-        if doubt := doubt_of(self._store.clock):
+        if doubt := clock_warning(self._store.clock):
             log.warning("%s", doubt)
-        retain_all(self._store, None, None, report.now_ms, report, self._stop.is_set)
+        retain_all(self._store, Choice(), report, self._stop.is_set)
         for kept in report.retained:
             for one in kept.passes:
                 log.info("%s: %d segments deleted because of %s", kept.partition, len(one.base_offsets), one.policy)
@@ -324,7 +330,7 @@ class Scheduler:
         return report.problems
 
     def _flush(self) -> list[str]:
-        """Settle and flush topics that nobody has written to since the last look; unlink what has lain long enough."""
+        """Settle and flush topics that were not written to since the last look; unlink what has lain long enough."""
         problems = []
         committer = Committer(self._store)
         for topic in self._store.topics():
@@ -390,7 +396,7 @@ class Scheduler:
         return dict(self._status)
 
     def _look_for_store(self) -> None:
-        """A store that was removed or replaced under us is no store of ours any more: end."""
+        """A store that was removed or replaced under us is not ours any more: end."""
         try:
             gone = self._store_identity() != self._identity
         except (FileNotFoundError, NotADirectoryError):
@@ -402,6 +408,13 @@ class Scheduler:
             self.failure = f"the store at {self._store.path} is gone"
             log.error("%s", self.failure)
             self._stop.set()
+
+    def _sample(self) -> None:
+        """The history has a slot a minute."""
+        if time.monotonic() - self._sampled >= _SAMPLE_S and self.failure is None:
+            self._sampled = time.monotonic()
+            take_samples(self._store)
+            remove_stale(self._store)
 
     def _store_identity(self) -> tuple[int, int]:
         found = os.stat(self._store.layout.version)
@@ -417,7 +430,7 @@ def jitter_s(interval_s: float) -> float:
 
 
 def _tell(run: Run) -> None:
-    """A line for each pass, and for each that was left to somebody else."""
+    """A line for each pass, and for each that was left to another process."""
     if run.result == DONE and run.report is not None:
         removed = ", ".join(f"{count} {reason}" for reason, count in sorted(run.report.removed.items())) or "nothing"
         log.info(
@@ -435,6 +448,3 @@ def _tell(run: Run) -> None:
         log.info("%s: skipped, %s", run.plan.name, run.reason)
     elif run.rolled:
         log.info("%s: rolled", run.plan.name)
-
-
-__all__ = ["NotAStore", "Scheduler", "intervals_of"]

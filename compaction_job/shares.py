@@ -61,6 +61,6 @@ def read(words: Iterable[str]) -> dict[str, set[int]]:
             first, _, last = part.partition("-")
             low, high = int(first), int(last or first)
             if not low <= high < _PARTITIONS_MAX:
-                raise ValueError(f"{part} in {word!r} is no range of partitions; write orders:0-49,52")
+                raise ValueError(f"{part} in {word!r} is not a range of partitions; write orders:0-49,52")
             found.setdefault(topic, set()).update(range(low, high + 1))
     return found

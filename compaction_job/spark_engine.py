@@ -5,7 +5,6 @@ jobs of a few of them, several at once. Only counts come back to the driver, whi
 from __future__ import annotations
 
 import os
-import pickle
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,24 +12,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from compaction_job.tasks import (
-    JOB_BYTES,
-    REPORT_SCHEMA,
-    Part,
-    Rewritten,
-    Task,
-    index_task,
-    merge_task,
-    rewrite_task,
-    run_tasks,
-)
-from logstore.cleaner.cleaner import Groups
+from compaction_job.tasks import JOB_BYTES, Part, Rewritten, index_task, merge_task, rewrite_task
+from logstore.cleaner.engine import Groups
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import Progress, no_progress, split_dirty
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
+from logstore.errors import DuramenError
 from logstore.files import OS_FILES
-from logstore.python_workers import explained, use_this_python
+from logstore.python_workers import use_this_python
+from logstore.spark_tasks import Task, cores_of, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,25 +108,15 @@ class SparkEngine:
             yield cleaned
 
     def _run(self, task: Task, count: int) -> list[Any]:
-        """The reports of `count` tasks in order; raises the first error among them."""
-        frame = self._spark.range(0, count, 1, count).mapInArrow(run_tasks(task), REPORT_SCHEMA)
         try:
-            with explained():
-                reports = {row.number: pickle.loads(bytes(row.report)) for row in frame.collect()}
+            return run_tasks(self._spark, task, count, (DuramenError, OSError))
         except Exception:
             self._progress("wait", 0)  # cancelled because the run was told to stop: that raises, and says so
             raise
-        for number in range(count):
-            if isinstance(reports[number], Exception):
-                raise reports[number]
-        return [reports[number] for number in range(count)]
 
     def tasks_at_once(self) -> int:
         """Spark's cores, or fewer where they are bounded."""
-        try:
-            cores = max(self._spark.sparkContext.defaultParallelism, 1)
-        except Exception:  # Spark Connect has no context
-            cores = 2
+        cores = cores_of(self._spark)
         return cores if self._tasks_max is None else min(cores, self._tasks_max)
 
 

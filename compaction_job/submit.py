@@ -26,7 +26,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--dry-run", action="store_true")
     options.add_argument("--now-ms", type=int)
     options.add_argument("--threads", type=int, help="passes and groups at once; default: log.cleaner.threads")
-    options.add_argument("--airflow-run-id", help="stands in the receipts; the same again does nothing twice")
+    options.add_argument(
+        "--airflow-run-id", help="recorded in the receipts; a second run with the same id repeats nothing"
+    )
     options.add_argument("--no-retention", action="store_true")
     options.add_argument("--report", metavar="FILE", help="write the report there as well")
     return options

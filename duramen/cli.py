@@ -13,21 +13,27 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from duramen.commands import topics, transactions
+from duramen import __version__
+from duramen.commands import runs, topics, transactions
 from duramen.commands.backup import backup
 from duramen.commands.compact import compact, pause, resume
 from duramen.commands.config import config
+from duramen.commands.console import console
 from duramen.commands.consume import consume, get
+from duramen.commands.cost import cost
 from duramen.commands.dump import dump
+from duramen.commands.maintain import maintain
 from duramen.commands.offsets import describe, offsets
 from duramen.commands.plan import explain, plan
 from duramen.commands.produce import produce
 from duramen.commands.prove_erased import prove_erased
 from duramen.commands.recover import recover
+from duramen.commands.report import report
 from duramen.commands.restore import restore
 from duramen.commands.retain import delete_records, retain
 from duramen.commands.schedule import schedule
 from duramen.commands.set_aside import set_aside
+from duramen.commands.top import top
 from duramen.commands.transfer import export, import_
 from duramen.commands.verify import verify
 from duramen.session import BAD_USAGE, DAMAGE, DONE, FAILED, INTERRUPTED, BadUsage, Output, session
@@ -39,7 +45,6 @@ BadCommandLine: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     name="duramen",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="A Kafka-format, broker-less, compacted log: topics, records, inspection and repair.",
@@ -47,16 +52,29 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"duramen {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     store: Annotated[
         str | None,
         typer.Option(
-            "--store", metavar="DIR", envvar="DURAMEN_STORE", help="The store's directory.", show_default=False
+            "--store",
+            metavar="DIR|URL",
+            envvar="DURAMEN_STORE",
+            help="The store: a directory, or where a command takes it s3://BUCKET/PREFIX.",
+            show_default=False,
         ),
     ] = None,
     output: Annotated[Output, typer.Option("--output", help="Text for people, JSON for programs.")] = Output.TEXT,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     session.store_path = store
     session.output = output
@@ -65,6 +83,7 @@ def options(
 
 app.add_typer(topics.app, name="topics")
 app.add_typer(transactions.app, name="transactions")
+app.add_typer(runs.app, name="runs")
 app.command()(produce)
 app.command()(get)
 app.command()(consume)
@@ -73,9 +92,13 @@ app.command()(describe)
 app.command()(explain)
 app.command()(plan)
 app.command()(compact)
+app.command()(maintain)
+app.command()(top)
 app.command()(pause)
 app.command()(resume)
 app.command()(schedule)
+app.command()(console)
+app.command()(report)
 app.command("prove-erased")(prove_erased)
 app.command()(dump)
 app.command()(verify)
@@ -88,6 +111,7 @@ app.command()(export)
 app.command()(restore)
 app.command()(backup)
 app.command()(config)
+app.command()(cost)
 
 
 def main() -> NoReturn:
@@ -103,7 +127,8 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     # The choice of output must hold for errors in the command line itself, before it is parsed.
-    session.output = Output.JSON if _asks_for_json(arguments) else Output.TEXT
+    arguments = _output_first(arguments)
+    session.output = Output.JSON if arguments[:2] == ["--output", "json"] else Output.TEXT
     session.debug = "--debug" in arguments
     session.so_far = session.done = None
     session.stopped = False
@@ -116,8 +141,10 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as error:
-        # The command library turns a broken pipe into an exit of its own.
-        return _reader_left() if isinstance(error.__context__, BrokenPipeError) else FAILED
+        # The command library turns a broken pipe into an exit of its own, and ends so when it completed a line.
+        if isinstance(error.__context__, BrokenPipeError):
+            return _reader_left()
+        return error.code if isinstance(error.code, int) else FAILED
     except (KeyboardInterrupt, typer.Abort):
         session.so_far = session.so_far or _left_by(arguments)
         _say("interrupted", kind="Interrupted")
@@ -127,7 +154,7 @@ def _run(arguments: list[str]) -> int:
             sys.stderr.write(f"{error}\n")
         else:
             where = error.where if isinstance(error, BadUsage) else None
-            hint = None if where else f"`{_help(error)} --help` shows the way."
+            hint = None if where else f"`{_help(error)} --help` explains it."
             _say(_usage(error), kind="BadUsage", where=where, hint=hint)
         return BAD_USAGE
     except Exception as error:
@@ -142,12 +169,19 @@ def _usage(error: Exception) -> str:
     """What was wrong, with the option's name where the parser knows it."""
     if isinstance(error, typer.BadParameter) and not error.param:
         return str(error.message)
+    option = getattr(error, "option_name", None)
+    if option in _OF_BROKERS:
+        return f"{option} has no meaning here: there is no broker. Name the store's directory with --store DIR"
+    if option == "--output":
+        return "--output is text or json"
     text = str(getattr(error, "format_message", error.__str__)())
     for pattern, plain in _PLAIN.items():
         text = re.sub(pattern, plain, text)
     return text
 
 
+#: how Kafka's tools are told where the brokers are
+_OF_BROKERS = {"--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zookeeper", "-b"}
 #: what the parser says, and how people say it
 _PLAIN = {
     r"is not a valid int(eger)?( range)?": "is not a whole number",
@@ -172,6 +206,7 @@ _INTERRUPTED = {
     "recover": "Each partition is either recovered or as it was. Run recover again.",
     "retain": "What was deleted stays deleted, the rest is done by the next run.",
     "compact": "What was compacted stays, the rest is as it was and is done by the next run.",
+    "maintain": "Each step is whole or was not done; the next run goes on.",
     "delete-records": "The log start of each partition has moved or has not; `duramen offsets` shows which.",
     "topics": "A topic was changed as a whole or not at all; `duramen topics list` shows which.",
     "set-aside": "The batch is set aside or is not. Run the command again.",
@@ -184,13 +219,28 @@ def _left_by(arguments: list[str]) -> str:
     return "Nothing was changed." if command is None else _INTERRUPTED[command]
 
 
-def _asks_for_json(arguments: list[str]) -> bool:
-    for at, argument in enumerate(arguments):
-        if not argument.startswith("-"):
-            return False
-        if argument == "--output=json" or (argument == "--output" and arguments[at + 1 : at + 2] == ["json"]):
-            return True
-    return False
+def _output_first(arguments: list[str]) -> list[str]:
+    """The same command line with `--output text|json`, wherever it stood, at the beginning, where the parser wants it.
+
+    Another value stays where it is: it may belong to an option of the command.
+    """
+    found: list[str] = []
+    rest: list[str] = []
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        if word == "--":
+            return [*found, *rest, *arguments[at:]]
+        name, equals, value = word.partition("=")
+        after = at + 1
+        if name == "--output" and not equals:
+            value, after = "".join(arguments[at + 1 : at + 2]), at + 2
+        if name == "--output" and value in {each.value for each in Output}:
+            found = ["--output", value]
+        else:
+            rest += arguments[at:after]
+        at = after
+    return [*found, *rest]
 
 
 def _failed(error: Exception) -> int:
@@ -267,7 +317,7 @@ def _sentence(text: str) -> str:
 
 
 def _reader_left() -> int:
-    """Whoever read our output has had enough; that is no failure."""
+    """The reader of our output closed the pipe; that is not a failure."""
     # Python flushes stdout once more at exit; let that go nowhere instead of failing.
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,8 +1,8 @@
 """`make demo`: account changes streamed into a compacted topic, the query killed in the middle, the topic compacted
 while the query runs again, the state restored.
 
-Three processes play: this one tells and checks; `--writer` is the streaming query's driver, which is killed and started
-again; Spark's workers do what they always do. Everything lies in a temporary folder.
+Three processes take part: this one narrates and checks; `--writer` is the streaming query's driver, which is killed and
+started again; Spark's workers do what they always do. Everything lies in a temporary folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -64,27 +64,35 @@ def _tell(out: Console, folder: str) -> int:
             partitions=PARTITIONS,
             configs={"cleanup.policy": "compact", "segment.bytes": 32 << 10, "min.cleanable.dirty.ratio": 0.3},
         )
-    truth = _make_changes(folder)
+    truth = make_changes(folder)
     out.print(
         f"Topic [bold]{TOPIC}[/], {PARTITIONS} partitions, compacted. {FILES * CHANGES_PER_FILE:,} changes of "
         f"{ACCOUNTS:,} accounts wait in {FILES} files."
     )
 
     out.rule("[bold]2. A streaming query writes them, and is killed in the middle")
-    killed_at = _run_writer(out, folder, kill_after_files=FILES // 2)
+    killed_at = run_writer(out, folder, kill_after_files=FILES // 2)
     out.print(f"[red]SIGKILL[/] to the driver; the ledger has {killed_at} of {FILES} micro-batches.")
 
     out.rule("[bold]3. The same query is started again, and the topic is compacted while it runs")
     passes: list[Pass] = []
-    _run_writer(out, folder, kill_after_files=None, meanwhile=lambda: _compact(folder, passes))
+    run_writer(out, folder, kill_after_files=None, meanwhile=lambda: _compact(folder, passes))
     out.print(_batches(folder))
     passes.append(_compact_now(folder))
     out.print(_compactions(passes))
     out.print(_removed([report for report, _ in passes]))
 
-    out.rule("[bold]4. The state comes back, and is compared with the truth")
+    out.rule("[bold]4. The state is restored and compared with the truth")
+    is_right = compare(out, os.path.join(folder, "store"), truth)
+    out.rule("[bold]Done")
+    out.print("Next: README.md, [bold].venv/bin/duramen --help[/], docs/spark.md, docs/compaction.md.")
+    return 0 if is_right else 1
+
+
+def compare(out: Console, store_path: str, truth: dict[str, str]) -> bool:
+    """Restore the state and say whether it is the truth, and whether each record was appended once."""
     began = time.perf_counter()
-    state, records = _restore(folder)
+    state, records = restore_state(store_path)
     took = time.perf_counter() - began
     doubled = records - FILES * CHANGES_PER_FILE
     out.print(f"{records:,} records were appended: {max(-doubled, 0)} missing, {max(doubled, 0)} doubled.")
@@ -93,12 +101,10 @@ def _tell(out: Console, folder: str) -> int:
         f"{len(state):,} open accounts restored in {took:.2f} s; "
         + ("[green]equal to the truth, key for key[/]" if same else "[red]NOT equal to the truth[/]")
     )
-    out.rule("[bold]Done")
-    out.print("Next: README.md, [bold].venv/bin/duramen --help[/], docs/spark.md, docs/compaction.md.")
-    return 0 if same and doubled == 0 else 1
+    return same and doubled == 0
 
 
-def _make_changes(folder: str) -> dict[str, str]:
+def make_changes(folder: str) -> dict[str, str]:
     """Write the input files; returns the state they lead to. A tenth of the changes closes the account."""
     randomness = np.random.default_rng(20)
     truth: dict[str, str] = {}
@@ -120,36 +126,42 @@ def _make_changes(folder: str) -> dict[str, str]:
     return truth
 
 
-def _run_writer(
-    out: Console, folder: str, kill_after_files: int | None, meanwhile: Callable[[], None] = lambda: None
+def committed_batches(folder: str) -> int:
+    from logstore.ledger import Ledger
+
+    return len(Ledger(os.path.join(folder, "store", "ledger")).commits())
+
+
+def run_writer(
+    out: Console,
+    folder: str,
+    kill_after_files: int | None,
+    meanwhile: Callable[[], None] = lambda: None,
+    *,
+    program: Sequence[str] = ("-m", "duramen.demo"),
+    committed: Callable[[str], int] = committed_batches,
 ) -> int:
     """Run the query's driver to its end, or kill it when the ledger has that many micro-batches."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "duramen.demo", "--writer", folder],
+        [sys.executable, *program, "--writer", folder],
         stderr=open(os.path.join(folder, "spark.log"), "a"),  # noqa: SIM115 (the child's)
         start_new_session=True,
     )
     with out.status("Spark is starting…") as status:
         while child.poll() is None:
-            done = _committed(folder)
+            done = committed(folder)
             status.update(f"{done} of {FILES} micro-batches committed")
             if kill_after_files is not None and done >= kill_after_files:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-                return _committed(folder)
+                return committed(folder)
             meanwhile()
             time.sleep(0.05)
     if child.returncode != 0:
         with open(os.path.join(folder, "spark.log")) as log:
             out.print("".join(log.readlines()[-30:]))
         raise SystemExit(f"the streaming query failed with exit code {child.returncode}")
-    return _committed(folder)
-
-
-def _committed(folder: str) -> int:
-    from logstore.ledger import Ledger
-
-    return len(Ledger(os.path.join(folder, "store", "ledger")).commits())
+    return committed(folder)
 
 
 def _batches(folder: str) -> Table:
@@ -166,7 +178,7 @@ def _batches(folder: str) -> Table:
 
 def _compact(folder: str, passes: list[Pass]) -> None:
     """Compact what is due, twice while the query runs: once what it left when it was killed, once what came since."""
-    if len(passes) < 2 and _committed(folder) >= (FILES // 2 + 1, FILES - 3)[len(passes)]:
+    if len(passes) < 2 and committed_batches(folder) >= (FILES // 2 + 1, FILES - 3)[len(passes)]:
         passes.append(_compact_now(folder))
 
 
@@ -208,13 +220,13 @@ def _removed(reports: list[Report]) -> str:
     return f"Compaction removed {told}; {saved:,} bytes saved. Every pass left its receipt in the ledger."
 
 
-def _restore(folder: str) -> tuple[dict[str, str], int]:
-    """The latest value of every key without Spark, and how many records the log holds."""
+def restore_state(store_path: str) -> tuple[dict[str, str], int]:
+    """The latest value of every key without Spark, and how many records were appended."""
     from logstore.restore.restore import plan_restore, restore_partition
-    from logstore.store import LogStore
+    from logstore.store import open_store
 
     state: dict[str, str] = {}
-    with LogStore(os.path.join(folder, "store")) as store:
+    with open_store(store_path) as store:
         plan = plan_restore(store, TOPIC)
         for number in range(PARTITIONS):
             for columns in restore_partition(store, plan, number):
@@ -227,10 +239,15 @@ def _restore(folder: str) -> tuple[dict[str, str], int]:
 
 
 def _write(folder: str) -> int:
+    from streaming import LogSink
+
+    return run_query(folder, LogSink(store=os.path.join(folder, "store"), topic=TOPIC, app_id=APP))
+
+
+def run_query(folder: str, sink: Callable[[Any, int], None]) -> int:
+    """Stream what waits in the folder into the sink, one file a micro-batch."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
-
-    from streaming import LogSink
 
     spark = (
         SparkSession.builder.master("local[2]")
@@ -246,7 +263,7 @@ def _write(folder: str) -> int:
         .json(os.path.join(folder, "incoming"))
     )
     query = (
-        changes.writeStream.foreachBatch(LogSink(store=os.path.join(folder, "store"), topic=TOPIC, app_id=APP))
+        changes.writeStream.foreachBatch(sink)
         .option("checkpointLocation", os.path.join(folder, "checkpoint"))
         .trigger(availableNow=True)
         .start()

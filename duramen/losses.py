@@ -1,4 +1,4 @@
-"""How losses are shown, by every command that speaks of a partition's health."""
+"""How losses are shown, by every command that reports a partition's health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands share: which store, how to answer, how to ask.
+"""What all commands share: opening the store, answering, asking.
 
 Text is for people and JSON a contract (docs/cli.md); a command builds its JSON document first and draws its text from
 the same values, so the two never differ. Progress and questions go to stderr, answers to stdout.
@@ -7,6 +7,8 @@ the same values, so the two never differ. Progress and questions go to stderr, a
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from duramen.terminal import json_text, printable, raw
+from duramen.tables import Wrong, pair_lines, table_lines
+from duramen.terminal import SafeStream, json_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from logstore.bucket.store import BucketStore
+    from logstore.commit.store_face import Store
     from logstore.store import LogStore
 
 DONE, FAILED, BAD_USAGE, DAMAGE = 0, 1, 2, 3
@@ -44,11 +49,40 @@ class Session:
     stopped: bool = False
 
     def open(self, *, create: bool = False) -> LogStore:
-        """The store the command is about."""
-        path = self.path
+        """The store the command is about, in a directory. Raises InvalidConfig for one in a bucket."""
+        directory = self.directory
         from logstore.store import LogStore
 
-        return LogStore(path, create=create)
+        return LogStore(directory, create=create)
+
+    @property
+    def directory(self) -> str:
+        """The store's path, for commands of a store in a directory. Raises InvalidConfig for a URL."""
+        path = self.path
+        from logstore.store import directory_of
+
+        return directory_of(path)
+
+    def open_any(self, *, create: bool = False) -> Store:
+        """The store the command is about, in a directory or in a bucket."""
+        path = self.path
+        from logstore.store import open_store
+
+        return open_store(path, create=create)
+
+    @property
+    def is_in_bucket(self) -> bool:
+        from logstore.objects.opening import is_url
+
+        return is_url(self.path)
+
+    def open_bucket(self) -> BucketStore:
+        """The store the command is about, in a bucket. Raises BadUsage for one in a directory."""
+        from logstore.bucket.store import BucketStore
+
+        if not self.is_in_bucket:
+            raise bad_usage(f"{self.path} is a directory; `duramen schedule` and `duramen compact` maintain it")
+        return BucketStore(self.path)
 
     @property
     def path(self) -> str:
@@ -75,18 +109,33 @@ class Session:
             raise bad_usage(f"{question} Not a terminal; pass --yes to confirm, or look first with --dry-run")
         typer.confirm(question, abort=True, err=True)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a person sees what is written to stderr, and wants text."""
+        return not self.json and sys.stderr.isatty()
+
     @contextlib.contextmanager
-    def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """Progress on stderr while a person is watching; the function it gives takes the steps done since last time."""
-        if self.json or not sys.stderr.isatty():
+    def progress(
+        self,
+        what: str,
+        total: int | None,
+        *,
+        unit: str = "bytes",
+        done: Callable[[], int] | None = None,
+        note: Callable[[], str] = str,
+    ) -> Iterator[Callable[[int], None]]:
+        """A bar on stderr while a person is watching. The function it gives takes the steps done since last time;
+        work that counts by itself passes `done` instead.
+        """
+        if not self.is_watched:
             yield lambda steps: None
             return
-        from rich.console import Console
-        from rich.progress import Progress
+        from duramen.progress import Bars, Counter
 
-        with Progress(console=Console(file=raw(sys.stderr)), transient=True) as bar:
-            task = bar.add_task(printable(what), total=total)
-            yield lambda steps: bar.advance(task, steps)
+        counter = Counter()
+        with Bars() as bars:
+            bars.watch(what, lambda: total, done or (lambda: counter.count), unit=unit, note=note)
+            yield counter.add
 
 
 session = Session()
@@ -115,31 +164,41 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Rows in columns; drawn for a terminal, plainly aligned for a pipe."""
-    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in row))
-        Console(file=raw(sys.stdout)).print(table)
-        return
+    """Rows in columns; no wider than the terminal, and plainly aligned for a pipe."""
     if title:
         print(title)
-    widths = [max(len(line[at]) for line in [list(columns), *cells]) for at in range(len(columns))]
-    for line in [list(columns), *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    cells = [[printable_cell(cell) for cell in row] for row in rows]
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else None
+    colour = is_terminal and has_colour()
+    for line in table_lines(columns, cells, width=width, colour=colour):
+        _write_drawn(line, colour)
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
     """Names and values, a line each."""
-    shown = [(name, "" if value is None else printable(str(value))) for name, value in pairs]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, value in shown:
-        print(f"{name.ljust(width)}  {value}".rstrip())
+    colour = sys.stdout.isatty() and has_colour()
+    for line in pair_lines([(name, printable_cell(value)) for name, value in pairs], colour=colour):
+        _write_drawn(line, colour)
+
+
+def printable_cell(value: object) -> str:
+    text = "" if value is None else printable(str(value))
+    return Wrong(text) if isinstance(value, Wrong) else text
+
+
+def has_colour() -> bool:
+    """Whether colours are wanted: see no-color.org."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _write_drawn(line: str, colour: bool) -> None:
+    """The cells are printable by now; the escapes are ours."""
+    stream = sys.stdout
+    if colour and isinstance(stream, SafeStream):
+        stream.write_exactly(line + "\n")
+    else:
+        print(line)
 
 
 def key_values(given: Iterable[str] | None, option: str) -> dict[str, str]:
@@ -176,3 +235,8 @@ def time_text(timestamp_ms: int | None) -> str:
     except (ValueError, OverflowError, OSError):
         return str(timestamp_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_text(timestamp_ms: int | None) -> str:
+    """A moment without its milliseconds, for tables."""
+    return time_text(None if timestamp_ms is None else timestamp_ms // 1000 * 1000).replace(".000Z", "Z")

@@ -1,8 +1,8 @@
 r"""What reaches a terminal: no control character that came with the data.
 
 A key, a value, a header or a file name may hold anything, also the sequences by which a terminal is told to move its
-cursor, change its title or answer as if somebody typed. Text shows such characters as escapes (`\x1b`), JSON writes
-them as `\u001b`, which reads back as what it was. Everything the command writes passes through `SafeStream`.
+cursor, change its title or answer as if it was typed. Text shows such characters as escapes (`\x1b`), JSON writes them
+as `\u001b`, which reads back as what it was. Everything the command writes passes through `SafeStream`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SafeStream:
     """A text stream that writes control characters other than line ends and tabs as escapes."""
 
     def __init__(self, stream: TextIO) -> None:
-        #: for whoever draws with escape sequences of its own, and has made the data printable
+        #: for callers that draw with escape sequences, and have made the data printable
         self.raw = stream
 
     def write(self, text: str) -> int:

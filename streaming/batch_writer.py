@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -12,27 +11,12 @@ from pyspark.sql.types import StructType
 
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committer
-from logstore.commit.plan_folder import Staging
-from logstore.commit.staging import EncodeOptions
+from logstore.commit.folder_outputs import store_token
 from logstore.errors import InvalidConfig, InvalidRecord
 from logstore.store import LogStore
 from streaming.options import WriteOptions
-from streaming.sink import (
-    EXPECTED,
-    check_types,
-    dead_letters,
-    known_columns,
-    store_token,
-    targets_of,
-    tell_left_out,
-)
-from streaming.tasks import EncodeJob, encode_rows, read_report, staged_file
-
-
-@dataclass
-class StagedMessage(WriterCommitMessage):
-    task: int
-    report: bytes
+from streaming.record_columns import EXPECTED, check_types, warn_left_out
+from streaming.staged_write import StagedMessage, commit_staged, discard_staged, encode_job, stage, staged_messages
 
 
 class LogWriter(DataSourceArrowWriter):
@@ -44,56 +28,23 @@ class LogWriter(DataSourceArrowWriter):
         problems = check_types({field.name: field.dataType.simpleString() for field in schema}, options.topic)
         if problems:
             raise InvalidRecord("; ".join(problems), hint=f"Expected columns: {EXPECTED}")
-        tell_left_out(schema.fieldNames())
+        warn_left_out(schema.fieldNames())
         self._options = options
-        self._encode = EncodeOptions(options.compression_type, options.batch_size or EncodeOptions().batch_size)
+        self._plan_id = uuid.uuid4().hex
         with LogStore(options.store) as store:
             Committer(store)  # a ledger that cannot be written is known before rows are worked on
-            self._targets = targets_of(store, schema.fieldNames(), options.topic, options.dead_letter_topic)
-            self._letters = None
-            if options.dead_letter_topic is not None:
-                self._letters = dead_letters(
-                    self._targets[options.dead_letter_topic], options.topic, options.app_id, options.batch_id
-                )
-            self._token = store_token(store)
-            self._plan_id = uuid.uuid4().hex
-            self._folder = store.layout.plan(self._plan_id)
+            token = store_token(store)
+            self._job = encode_job(store, options, token, schema.fieldNames(), self._plan_id, options.batch_id)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        job = EncodeJob(
-            self._options.store,
-            self._folder,
-            self._token,
-            self._targets,
-            self._options.topic,
-            self._encode,
-            self._letters,
-        )
-        rows = (batch.select(known_columns(batch.schema.names)) for batch in iterator)
-        for report in encode_rows(job)(rows):
-            return StagedMessage(report.column(0)[0].as_py(), report.column(1)[0].as_py())
-        raise AssertionError("a task always reports")
+        return stage(self._job, iterator, self._plan_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Spark calls `abort` when this raises."""
-        reports = sorted((each for each in messages if isinstance(each, StagedMessage)), key=lambda each: each.task)
-        files = [file for file in (staged_file(read_report(each.report)) for each in reports) if file is not None]
-        with LogStore(self._options.store) as store:
-            committer = Committer(store)
-            app = None
-            if self._options.app_id is not None and self._options.batch_id is not None:
-                app = AppBatch(
-                    self._options.app_id, self._options.batch_id, self._options.query_id, self._options.adopt
-                )
-            staging = Staging(store, self._plan_id)
-            targets = {target.id: target for target in self._targets.values()}
-            done = committer.commit(staging, files, targets, app=app, engine="spark")
-            for name in done.topics:
-                committer.flush(store.topic(name))
+        options, app = self._options, None
+        if options.app_id is not None and options.batch_id is not None:
+            app = AppBatch(options.app_id, options.batch_id, options.query_id, options.adopt)
+        commit_staged(options.store, staged_messages(messages), self._plan_id, app)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        with LogStore(self._options.store) as store:
-            staging = Staging(store, self._plan_id)
-            # An append may have failed after the commit: then the staged files are all there is of it.
-            staging.decided = bool(Committer(store).ledger.find_plan(self._plan_id))
-            staging.close()
+        discard_staged(self._options.store, [self._plan_id])

@@ -1,7 +1,7 @@
-"""The columns of the data source: those of Spark's Kafka source, or what a read names of them in its schema.
+"""The columns of the data source: those of Spark's Kafka source, or those that a read names in its schema.
 
 Spark does not tell a source in Python which columns a query uses, and moves every column of every row that it gets.
-`spark.read.schema("key string, value string")` is how a reader says so itself; it gets these columns alone.
+`spark.read.schema("key string, value string")` reads these columns alone.
 """
 
 from __future__ import annotations

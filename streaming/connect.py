@@ -1,4 +1,5 @@
-"""Which streaming query calls, over Spark Connect: there the sink runs beside the server, which does not say for whom.
+"""Finds the streaming query that calls the sink over Spark Connect: there the sink runs beside the server, which does
+not say for which query.
 
 While the client gives the sink to a query's writer, it is pickled. Then it leaves a mark among the writer's options; by
 that it finds its query again, in the plans that the server prints. Imports no Spark.

@@ -1,7 +1,7 @@
 """Rows that cannot be written: found by column, taken out, and made records of the dead-letter topic. Imports no Spark.
 
 Good rows are only ever looked at as columns. A dead letter has the row's key, value and headers as far as they fit,
-and headers of ours that say why it is here and where it was to go.
+and added headers that say why it is here and where it was to go.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def write_sifted(
     partitions: pa.Array | None,
     options: EncodeOptions,
 ) -> int:
-    """Write the rows, those that cannot be to the dead-letter topic; returns how many these are."""
+    """Write the rows, and those that cannot be written to the dead-letter topic; returns how many these are."""
     codes = faults(rows, partitions, target, options, writer.now_ms)
     if codes is None:
         writer.write(target, rows, partitions)
@@ -175,7 +175,7 @@ def _limit(target: TopicTarget) -> int:
 
 
 def _suspects(rows: pa.RecordBatch, target: TopicTarget) -> list[int]:
-    """Rows that may be too large: no other one can be."""
+    """Rows that may be too large; all others are certainly not."""
     limit = _limit(target)
     if rows.nbytes + _RECORD_BYTES <= limit:
         return []

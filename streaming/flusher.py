@@ -7,21 +7,21 @@ import contextlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logstore.errors import DuramenError
 
 if TYPE_CHECKING:
-    from logstore.commit.committer import Committer
+    from logstore.commit.driver import Commits
 
-_due: dict[tuple[int, str], tuple[float, Committer]] = {}
+_due: dict[tuple[int, str], tuple[float, Commits[Any]]] = {}
 _changed = threading.Condition()
 _thread: threading.Thread | None = None
 _ending = False
 _END_WAIT_S = 60
 
 
-def flush_later(committer: Committer, topics: list[str], delay_ms: int) -> None:
+def flush_later(committer: Commits[Any], topics: list[str], delay_ms: int) -> None:
     """Flush these topics within `delay_ms`; until then their staged files are the redo log."""
     global _thread
     with _changed:
@@ -60,10 +60,10 @@ def _run() -> None:
         _flush(committer, key[1])
 
 
-def _flush(committer: Committer, topic: str) -> None:
+def _flush(committer: Commits[Any], topic: str) -> None:
     # A failure loses nothing: the staged files stay, and the next holder of the lease flushes.
     with contextlib.suppress(DuramenError, OSError):
-        committer.flush(committer.store.topic(topic))
+        committer.finish(topic)
 
 
 def _end() -> None:
@@ -78,7 +78,7 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """A forked child owes nothing: its parent flushes."""
+    """A forked child flushes nothing: its parent does."""
     global _changed, _thread
     _changed, _thread = threading.Condition(), None
     _due.clear()

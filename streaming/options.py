@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 
 from logstore.commit.apps import Adopt
 from logstore.errors import InvalidConfig, UnknownConfig
+from logstore.objects.opening import is_url
+from logstore.objects.remote import plain_options
 from logstore.records.encoder import BATCH_BYTES
 
 EARLIEST = -2
 LATEST = -1
-#: beside the topics in the JSON of offsets; no topic can be called so
+#: beside the topics in the JSON of offsets; no topic can have this name
 IDS = "@ids"
 
 #: topic -> partition -> offset (or timestamp)
@@ -61,6 +63,8 @@ _WRITE = (
 _OF_SPARK = ("checkpointLocation",)
 #: `load(path)`, `save(path)` and `start(path)` name the store
 _PATH = "path"
+#: `storage.endpoint` and the like: how a bucket is reached
+_STORAGE = "storage."
 #: as Spark's Kafka source has it
 _TRIGGER_DELAY_MS = 15 * 60_000
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -76,6 +80,16 @@ class Boundary:
     timestamps: Offsets | None = None
     #: topic -> id, where the offsets say whose they are
     topic_ids: dict[str, str] = field(default_factory=dict)
+
+
+class StorageOptions(dict[str, str]):
+    """How a bucket is reached. Secrets among them are in no pickle and no text: tasks take theirs from elsewhere."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return StorageOptions, (plain_options(self),)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(sorted(self))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,8 @@ class ReadOptions:
     include_headers: bool = False
     committed: bool = False
     latest_when_no_timestamp: bool = False
+    #: options `storage.NAME`, of a store in a bucket
+    storage: StorageOptions = field(default_factory=StorageOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +125,13 @@ class SinkOptions:
     #: compression.type and batch.size, as Kafka's producer has them
     compression_type: str = "none"
     batch_size: int = BATCH_BYTES
-    #: who writes, instead of the streaming query's own id
+    #: the writer's id, instead of the streaming query's own
     query_id: str | None = None
     #: appended batches reach the disk at most this late; until then their staged copy is what survives a power cut
     flush_ms: int = 1000
+    #: of a store in a bucket: endpoint, region and the like, under obstore's names. Secrets among them stay on the
+    #: driver; executors take theirs from their environment or role
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +161,8 @@ def _given(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]
     proper = {_plain(name): name for name in (*known, _PATH)}
     found: dict[str, str] = {}
     for name, value in options.items():
+        if name.lower().startswith(_STORAGE):
+            continue
         plain = _plain(name)
         if plain not in proper:
             near = difflib.get_close_matches(plain, proper, n=1)
@@ -155,8 +176,17 @@ def _given(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]
         raise InvalidConfig(f"option 'store' is {found['store']!r}, but the path is {path!r}", hint="Give one of them")
     if not found.get("store"):
         raise InvalidConfig("option 'store' is missing", hint="Give the path of the store")
-    found["store"] = os.path.abspath(found["store"])  # tasks run elsewhere
+    if not is_url(found["store"]):
+        found["store"] = os.path.abspath(found["store"])  # tasks run elsewhere
+        if _storage(options):
+            raise InvalidConfig(f"options {_STORAGE}… are for a store in a bucket, and the store is a path")
     return found
+
+
+def _storage(options: Mapping[str, str]) -> StorageOptions:
+    return StorageOptions(
+        {name.lower()[len(_STORAGE) :]: value for name, value in options.items() if name.lower().startswith(_STORAGE)}
+    )
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -205,12 +235,18 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         include_headers=_boolean(given, "includeHeaders", False),
         committed=_choice(given, "isolationLevel", ("read_uncommitted", "read_committed")) == "read_committed",
         latest_when_no_timestamp=strategy == "latest",
+        storage=_storage(options),
     )
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """Raises UnknownConfig, InvalidConfig."""
     given = _given(options, (*_WRITE, *_OF_SPARK) if streaming else _WRITE)
+    if is_url(given["store"]):
+        raise InvalidConfig(
+            "df.write and writeStream.format write to a store in a directory so far",
+            hint="Write to a store in a bucket with LogSink in foreachBatch",
+        )
     batch_id = given.get("batch_id")
     if streaming and not given.get("app_id"):
         raise InvalidConfig(
@@ -238,7 +274,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool = False) -> Wri
 
 
 def _adopt(text: str | None) -> Adopt | bool | None:
-    """`true` is no answer: the error of the write says what to pass."""
+    """`true` is not enough: the error of the write says what to pass."""
     if text is None or text.lower() == "false":
         return None
     return True if text.lower() == "true" else Adopt.parse(text)
@@ -269,7 +305,7 @@ def _offsets(text: str, name: str, *, lowest: int) -> tuple[Offsets, dict[str, s
         for topic, entries in document.items():
             parsed[topic] = {int(partition): offset for partition, offset in entries.items()}
             if len(parsed[topic]) < len(entries):
-                raise ValueError(f"a partition of {topic} is there twice")
+                raise ValueError(f"a partition of {topic} is listed twice")
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InvalidConfig(f"{name} is not JSON of the form {example}: {error}") from None
     for topic, entries in parsed.items():

@@ -20,7 +20,7 @@ BATCHES_MAX = 100  # as many as Spark keeps
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One committed micro-batch. `commit_ms` and `append_ms` are None where nobody can know them any more."""
+    """One committed micro-batch. `commit_ms` and `append_ms` are None where they can no longer be known."""
 
     batch_id: int
     records: int

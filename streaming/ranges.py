@@ -14,7 +14,7 @@ from typing import Any
 
 from logstore.errors import InvalidConfig, OffsetOutOfRange, UnknownTopic
 from logstore.restore.visibility import visible_ends
-from logstore.store import LogStore
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 from streaming.options import EARLIEST, IDS, LATEST, Boundary, ReadOptions
 
@@ -35,7 +35,7 @@ class OffsetRange:
     end: int
 
 
-def subscribed(store: LogStore, options: ReadOptions) -> list[tuple[Topic, int]]:
+def subscribed(store: ReadableStore, options: ReadOptions) -> list[tuple[Topic, int]]:
     """The partitions a read covers. Raises UnknownTopic."""
     if options.assign:
         found = [(store.topic(name), numbers) for name, numbers in sorted(options.assign.items())]
@@ -53,7 +53,7 @@ def subscribed(store: LogStore, options: ReadOptions) -> list[tuple[Topic, int]]
     return [(topic, number) for topic in topics for number in range(topic.partitions)]
 
 
-def resolve(store: LogStore, options: ReadOptions, boundary: Boundary, name: str) -> list[tuple[Topic, int, int]]:
+def resolve(store: ReadableStore, options: ReadOptions, boundary: Boundary, name: str) -> list[tuple[Topic, int, int]]:
     """The boundary as an offset of each partition. Raises InvalidConfig, OffsetOutOfRange."""
     partitions = subscribed(store, options)
     for given, kind in ((boundary.offsets, "Offsets"), (boundary.timestamps, "OffsetsByTimestamp")):
@@ -86,7 +86,7 @@ def _check_complete(given: dict[str, dict[int, int]], partitions: Sequence[tuple
     named = {(topic, number) for topic, entries in given.items() for number in entries}
     missing, foreign = sorted(wanted - named), sorted(named - wanted)
     if missing:
-        raise InvalidConfig(f"{name} says nothing of {_joined(missing)}", hint="Name every partition that is read")
+        raise InvalidConfig(f"{name} lacks {_joined(missing)}", hint="Name every partition that is read")
     if foreign:
         raise InvalidConfig(f"{name} names {_joined(foreign)}, which is not read")
 
@@ -96,7 +96,7 @@ def _joined(partitions: Sequence[tuple[str, int]]) -> str:
 
 
 def _offset(
-    store: LogStore, options: ReadOptions, boundary: Boundary, topic: Topic, number: int, name: str, end: int
+    store: ReadableStore, options: ReadOptions, boundary: Boundary, topic: Topic, number: int, name: str, end: int
 ) -> int:
     start = store.partition_state(topic, number).log_start_offset
     timestamp_ms = boundary.timestamp_ms
@@ -127,7 +127,7 @@ def _offset(
     return offset
 
 
-def latest_positions(store: LogStore, options: ReadOptions) -> Positions:
+def latest_positions(store: ReadableStore, options: ReadOptions) -> Positions:
     """Where a read ends now: a commit to several of its topics is in all of them or in none."""
     partitions = subscribed(store, options)
     ends = visible_ends(store, [topic for topic, _ in partitions])
@@ -137,7 +137,7 @@ def latest_positions(store: LogStore, options: ReadOptions) -> Positions:
     }
 
 
-def visible_end(store: LogStore, options: ReadOptions, topic: Topic, wanted: OffsetRange) -> int:
+def visible_end(store: ReadableStore, options: ReadOptions, topic: Topic, wanted: OffsetRange) -> int:
     """Where the topic ends, by what the others of the read say where it has not come as far itself."""
     end = store.ends(topic).visible(committed=options.committed)[wanted.partition]
     if end < wanted.end:
@@ -145,7 +145,7 @@ def visible_end(store: LogStore, options: ReadOptions, topic: Topic, wanted: Off
     return end
 
 
-def batch_ranges(store: LogStore, options: ReadOptions) -> list[OffsetRange]:
+def batch_ranges(store: ReadableStore, options: ReadOptions) -> list[OffsetRange]:
     """What a batch read covers. Raises InvalidConfig when an end lies before its start."""
     starts = resolve(store, options, options.starting, "starting")
     ends = {(topic.id, number): end for topic, number, end in resolve(store, options, options.ending, "ending")}
@@ -158,7 +158,7 @@ def batch_ranges(store: LogStore, options: ReadOptions) -> list[OffsetRange]:
     return pieces(ranges, options)
 
 
-def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> OffsetRange:
+def in_range(store: ReadableStore, options: ReadOptions, wanted: OffsetRange) -> OffsetRange:
     """The range, begun at the log start when older records are gone and that is allowed.
 
     Raises OffsetOutOfRange, UnknownTopic.
@@ -174,7 +174,7 @@ def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> Offs
             f"records up to {wanted.end} were there, the log ends at {end}",
             partition=topic.partition(wanted.partition),
             offset=wanted.end,
-            hint="The store is older than the query; start the query anew",
+            hint="The store is older than the query; restart the query",
         )
     log_start = store.partition_state(topic, wanted.partition).log_start_offset
     if wanted.start >= log_start or wanted.start >= wanted.end:
@@ -184,7 +184,7 @@ def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> Offs
             f"records {wanted.start} to {min(log_start, wanted.end)} are gone: the log starts at {log_start}",
             partition=topic.partition(wanted.partition),
             offset=wanted.start,
-            hint="failOnDataLoss=false goes on behind them",
+            hint="failOnDataLoss=false continues after them",
         )
     return replace(wanted, start=min(log_start, wanted.end))
 
@@ -192,7 +192,7 @@ def in_range(store: LogStore, options: ReadOptions, wanted: OffsetRange) -> Offs
 def _recreated(name: str) -> UnknownTopic:
     return UnknownTopic(
         f"topic {name} was deleted and created again",
-        hint="Start the query anew; in a stream failOnDataLoss=false goes on with the new topic",
+        hint="Restart the query; in a stream failOnDataLoss=false goes on with the new topic",
     )
 
 
@@ -265,7 +265,7 @@ def stream_start(options: ReadOptions, start: Positions, end: Positions) -> Posi
                     f"the stream is at {offset}, the log ends at {end[topic, names[topic], number]}",
                     partition=f"{topic}-{number}",
                     offset=offset,
-                    hint="The store is older than the query; start the query anew",
+                    hint="The store is older than the query; restart the query",
                 )
     return {key: start.get(key, start.get((key[0], "", key[2]), 0)) for key in end}
 

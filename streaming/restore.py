@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from logstore.errors import PackageMissing
+from logstore.objects.opening import is_url
 from logstore.python_workers import use_this_python
 from logstore.restore.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
-from logstore.store import LogStore
+from logstore.spark_tasks import Batches, numbered, numbers
+from logstore.store import open_store
 from streaming.options import IDS
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 SCHEMA = "key binary, value binary, partition int, offset long, timestamp timestamp"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _HISTORY_MAX = 20
-Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,15 @@ def restore_state(
     With `since_offsets` only what is newer is read: an increment to apply, for which `tombstones=True` also delivers
     deleted keys, with a null value.
 
-    The DataFrame is read when an action needs it, each time anew and always up to the same offsets; if compaction has
+    The DataFrame is read when an action needs it, again each time, always up to the same offsets; if compaction has
     overtaken them by then, the action fails with HistoryCompacted.
     Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
 
         state = restore_state(spark, store="/data/store", topic="accounts", as_of_timestamp_ms=1_700_000_000_000)
         state.df.count(), state.end_offsets
     """
-    path = os.path.abspath(os.fspath(store))
-    with LogStore(path) as opened:
+    path = _address(store)
+    with open_store(path) as opened:
         plan = plan_restore(
             opened,
             topic,
@@ -94,12 +95,17 @@ def restore_state(
     return RestoredState(_restored(spark, path, plan, tombstones=tombstones), plan)
 
 
+def _address(store: str | os.PathLike[str]) -> str:
+    """A path that means the same to tasks, or the URL of a store in a bucket."""
+    return os.fspath(store) if is_url(store) else os.path.abspath(os.fspath(store))
+
+
 def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
     use_this_python(spark)
     # A tombstone of one partition may be what removes a key from another.
     task = _restore_task(path, plan, tombstones or not plan.by_partition)
     schema = SCHEMA if plan.by_partition else f"{SCHEMA}, version long"
-    rows = spark.range(0, plan.partitions, 1, plan.partitions).mapInArrow(task, schema)
+    rows = numbered(spark, plan.partitions).mapInArrow(task, schema)
     return rows if plan.by_partition else _merged(rows, tombstones)
 
 
@@ -108,14 +114,13 @@ def _restore_task(store: str, plan: RestorePlan, tombstones: bool) -> Callable[[
     headers = not plan.by_partition and plan.order.needs_headers
 
     def run(batches: Batches) -> Batches:
-        with LogStore(store) as opened:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    for columns in restore_partition(opened, plan, number, tombstones=tombstones, headers=headers):
-                        rows = restored_batch(columns, number)
-                        if not plan.by_partition:
-                            rows = rows.append_column("version", pa.array(versions_of(columns, plan.order)))
-                        yield rows
+        with open_store(store) as opened:
+            for number in numbers(batches):
+                for columns in restore_partition(opened, plan, number, tombstones=tombstones, headers=headers):
+                    rows = restored_batch(columns, number)
+                    if not plan.by_partition:
+                        rows = rows.append_column("version", pa.array(versions_of(columns, plan.order)))
+                    yield rows
 
     return run
 
@@ -134,21 +139,21 @@ def _merged(rows: DataFrame, tombstones: bool) -> DataFrame:
 def restore_into_delta(
     spark: SparkSession, *, store: str | os.PathLike[str], topic: str, path: str, full: bool = False
 ) -> RestoredState:
-    """Bring a Delta table to the topic's present state; returns the table, and the offsets it stands at.
+    """Bring a Delta table to the topic's present state; returns the table, and the offsets it is at.
 
     The first call writes the table, later ones merge what is new. The offsets are part of the table's own commit, so
-    table and position never disagree. The table is written anew with `full`, and where an increment cannot tell what
+    table and position never disagree. The table is rewritten with `full`, and where an increment cannot tell what
     went: tombstones were dropped, the log start moved, partitions were added, the topic was created again, its keys
-    are merged across partitions, or it goes by another order than that of offsets.
+    are merged across partitions, or another order than that of offsets decides.
     Raises UnknownTopic, PackageMissing.
 
         table = restore_into_delta(spark, store="/data/store", topic="accounts", path="/data/tables/accounts")
         table.df.count(), table.end_offsets, table.plan.is_increment
     """
     DeltaTable = _delta_table(spark)
-    path_of_store = os.path.abspath(os.fspath(store))
+    path_of_store = _address(store)
     known = None if full else _position(spark, path)
-    with LogStore(path_of_store) as opened:
+    with open_store(path_of_store) as opened:
         plan = plan_restore(opened, topic)
         if known is not None and _continues(plan, known):
             since = dict(enumerate(known["end_offsets"]))
@@ -216,7 +221,7 @@ def _position(spark: SparkSession, path: str) -> dict[str, Any] | None:
             found: dict[str, Any] = json.loads(row.userMetadata or "")["duramen"]
             return found if isinstance(found["end_offsets"], list) else None
         except (ValueError, KeyError, TypeError):
-            continue  # somebody else's commit, such as OPTIMIZE
+            continue  # another writer's commit, such as OPTIMIZE
     return None
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
-from streaming.stream_writer import BatchMessage, StreamWriter
+from streaming.staged_write import StagedMessage
+from streaming.stream_writer import StreamWriter
 
 
 class StreamArrowWriter(StreamWriter, DataSourceStreamArrowWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> BatchMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         return self._staged(iterator)

@@ -102,7 +102,7 @@ _before: dict[int, _Before] = {}
 
 
 @contextmanager
-def not_adding_up(session: Any, width: Width) -> Iterator[None]:
+def bounded_by_rows(session: Any, width: Width) -> Iterator[None]:
     """The session's limits for rows that are clipped to `width`; they are as before when the last who asked is done."""
     with _lock:
         before = _before.setdefault(id(session), _Before())

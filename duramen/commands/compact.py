@@ -14,7 +14,6 @@ import typer
 
 from duramen.commands.options import DryRun, Force, NowMs, OneTopic, OnlyTopics
 from duramen.session import FAILED, INTERRUPTED, bad_usage, print_table, session, size_text, stop
-from duramen.terminal import raw
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -157,7 +156,9 @@ def spark_session(engine: EngineName) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
+def told_to_stop(
+    said: str = "stopping; what is swapped in stays, the rest is done by the next run",
+) -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set: the work ends at its next step. A second SIGINT interrupts at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -168,7 +169,7 @@ def told_to_stop() -> Iterator[threading.Event]:
         if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.set()
-        sys.stderr.write("stopping; what is swapped in stays, the rest is done by the next run\n")
+        sys.stderr.write(said + "\n")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -181,10 +182,12 @@ def told_to_stop() -> Iterator[threading.Event]:
 def _cancel_with(stopping: threading.Event, spark: Any) -> None:
     """Let Spark's tasks end when the work is told to stop; not from the signal's handler, which may interrupt py4j."""
 
+    from logstore.spark_tasks import cancel_jobs
+
     def cancel() -> None:
         stopping.wait()
         with contextlib.suppress(Exception):  # the session may be gone by then
-            spark.sparkContext.cancelAllJobs()
+            cancel_jobs(spark)
 
     if spark is not None:
         threading.Thread(target=cancel, name="duramen-cancel", daemon=True).start()
@@ -195,50 +198,52 @@ def _shown() -> Iterator[Progress]:
     """Progress on stderr while a person is watching: a line each for the whole and for each partition under way."""
     from compaction_job.job import Progress
 
-    if session.json or not sys.stderr.isatty():
+    if not session.is_watched:
         yield Progress()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
+    from duramen.progress import Bars, Counter
 
-    bars = Bars(
-        TextColumn("{task.description}"),
-        TextColumn("{task.fields[step]}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(file=raw(sys.stderr)),
-        transient=True,
-    )
+    bars = Bars()
     lock = threading.Lock()
-    tasks: dict[str, Any] = {}
-    whole: list[Any] = []
+    whole, expected = Counter(), Counter()
+    due: dict[str, int] = {}
+    under_way: dict[str, tuple[Any, Counter]] = {}
+    steps: dict[str, str] = {}
 
     def planned(plans: Sequence[PartitionPlan]) -> None:
-        due = [each for each in plans if each.is_due]
-        whole.append(bars.add_task(f"{len(due)} partitions", total=sum(each.read_bytes for each in due), step=""))
+        due.update({each.name: each.read_bytes for each in plans if each.is_due})
+        expected.add(sum(due.values()))
+        if due:
+            name = f"{len(due)} partition{'s' * (len(due) > 1)}"
+            bars.watch(name, lambda: expected.count, lambda: whole.count)
 
     def started(plan: PartitionPlan) -> None:
+        counter = Counter()
         with lock:
-            tasks[plan.name] = bars.add_task(plan.name, total=plan.read_bytes, step="index")
+            expected.add(plan.read_bytes - due.get(plan.name, 0))  # rolled since: there is more to read
+            due[plan.name] = plan.read_bytes
+            steps[plan.name] = "index"
+            note = lambda: steps.get(plan.name, "")  # noqa: E731
+            task = bars.watch(plan.name, lambda: plan.read_bytes, lambda: counter.count, note=note)
+            under_way[plan.name] = (task, counter)
 
     def moved(name: str, step: str, size_bytes: int) -> None:
-        with lock:
-            task = tasks.get(name)
-        if task is None:
+        found = under_way.get(name)
+        if found is None:
             return
-        done = 0 if step == "write" else size_bytes
-        bars.update(task, advance=done, step="rewrite" if step == "write" else step)
-        if whole:
-            bars.advance(whole[0], done)
+        steps[name] = "rewrite" if step == "write" else step
+        if step != "write":
+            found[1].add(size_bytes)
+            whole.add(size_bytes)
 
     def ended(run: Any) -> None:
         with lock:
-            task = tasks.pop(run.plan.name, None)
-        if task is not None:
-            bars.remove_task(task)
+            found = under_way.pop(run.plan.name, None)
+            planned_bytes = due.pop(run.plan.name, 0)
+        # Whatever it did not read, there is nothing left to do of it.
+        whole.add(planned_bytes - (found[1].count if found is not None else 0))
+        if found is not None:
+            bars.forget(found[0])
 
     with bars:
         yield Progress(planned=planned, started=started, moved=moved, ended=ended)

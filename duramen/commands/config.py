@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,9 @@ from duramen.session import bad_usage, print_pairs, print_table, session
 
 if TYPE_CHECKING:
     from logstore.config import Resolved
+
+#: what the files in `conf/` end in
+_TEMPLATES = {".toml", ".yml", ".yaml", ".json", ".service", ".timer", ".conf"}
 
 
 def config(
@@ -20,10 +24,21 @@ def config(
     template: Annotated[
         bool, typer.Option("--template", help="Print a settings file with every default, for STORE/duramen.toml.")
     ] = False,
+    templates: Annotated[
+        bool,
+        typer.Option("--templates", help="Show the files for operators that come with Duramen, and where they are."),
+    ] = False,
 ) -> None:
     """List every setting, or explain one."""
-    from logstore.config import SETTINGS, any_setting, resolve_broker, resolve_topic, store_file_template
+    from logstore.config import resolve_broker, resolve_topic
+    from logstore.settings import SETTINGS, any_setting
+    from logstore.settings_file import store_file_template
 
+    if templates:
+        if name or template:
+            raise bad_usage("--templates stands alone")
+        _show_templates()
+        return
     if template:
         if name:
             raise bad_usage("--template prints all settings: leave the name out")
@@ -35,7 +50,7 @@ def config(
             resolved = {**store.topic_settings(), **store.broker_settings()}
     else:
         resolved = {**resolve_topic(), **resolve_broker()}
-    documents = [_document(resolved[setting.name]) for setting in chosen]
+    documents = [setting_document(resolved[setting.name]) for setting in chosen]
     if name:
         session.answer({"setting": documents[0]}, lambda: _explain(documents[0]))
     else:
@@ -51,8 +66,22 @@ def config(
         )
 
 
-def _document(resolved: Resolved) -> dict[str, Any]:
-    from logstore.config import format_value
+def _show_templates() -> None:
+    """The wheel has `conf/` inside the package, a checkout beside it."""
+    package = Path(__file__).resolve().parents[1]
+    folder = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in _TEMPLATES)
+
+    def text() -> None:
+        print(folder)
+        for each in files:
+            print(f"  {each}")
+
+    session.answer({"directory": str(folder), "files": files}, text)
+
+
+def setting_document(resolved: Resolved) -> dict[str, Any]:
+    from logstore.setting import format_value
 
     setting = resolved.setting
     return {
@@ -67,12 +96,14 @@ def _document(resolved: Resolved) -> dict[str, Any]:
         "shadowed": list(resolved.shadowed),
         "broker_names": [synonym.name for synonym in setting.synonyms],
         "doc": setting.doc,
+        "no_effect": setting.no_effect,
     }
 
 
 def _source(document: dict[str, Any]) -> str:
     given = document["source_name"]
-    return document["source"] if document["source"] == "default" else f"{document['source']} ({given})"
+    source = document["source"] if document["source"] == "default" else f"{document['source']} ({given})"
+    return f"{source}, no effect" if document["no_effect"] else source
 
 
 def _explain(document: dict[str, Any]) -> None:
@@ -87,6 +118,7 @@ def _explain(document: dict[str, Any]) -> None:
             ("default", document["default"]),
             ("value", document["value"]),
             ("source", _source(document)),
+            *([("no effect", document["no_effect"])] if document["no_effect"] else []),
             *([("in the store file", ", then ".join(document["broker_names"]))] if document["broker_names"] else []),
         ]
     )

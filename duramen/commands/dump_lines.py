@@ -294,7 +294,7 @@ def _largest_timestamps(log_path: str, offsets: set[int]) -> dict[int, int] | No
             if header.last_offset in offsets:
                 found[header.last_offset] = header.max_timestamp_ms
     except CorruptBatch:
-        pass  # the .log's own dump tells of it; entries beyond lead nowhere
+        pass  # the dump of the .log reports it; entries beyond lead nowhere
     finally:
         file.close()
     return found

@@ -8,14 +8,20 @@ from duramen.session import time_text
 
 if TYPE_CHECKING:
     from logstore.directory.finding import StoreReport
-    from logstore.store import LogStore
+    from logstore.ledger import Ledger
+    from logstore.topics.readable import ReadableStore
+    from logstore.upkeep.strays import Stray
 
 
-def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
+def examined(store: ReadableStore, *, deep: bool = True) -> StoreReport:
     """What is wrong with the store as a whole; the ledger's libraries are loaded only where there is one to look at."""
+    from logstore.directory.finding import StoreReport
     from logstore.directory.identity import examine_identity
+    from logstore.topics.opened import OpenStore
     from logstore.upkeep.side_files import examine_side_files
 
+    if not isinstance(store, OpenStore):
+        return StoreReport()  # opening one in a bucket reads its identity and its ledger
     report = examine_identity(store.fs, store.layout)
     report.add(examine_side_files(store))
     if not store.is_unwritten():
@@ -25,11 +31,31 @@ def examined(store: LogStore, *, deep: bool = True) -> StoreReport:
     return report
 
 
-def origin_document(store: LogStore) -> dict[str, Any] | None:
+def strays_of(store: ReadableStore) -> list[Stray]:
+    """What lies in the store and belongs to no topic; in a bucket a sweep looks for that."""
+    from logstore.topics.opened import OpenStore
+    from logstore.upkeep.strays import find_strays
+
+    return find_strays(store, deep=False) if isinstance(store, OpenStore) else []
+
+
+def counts_of(store: ReadableStore) -> Ledger | None:
+    """The ledger with the counts of segments. Looking does not make one where nothing was ever committed, and starts
+    faster without.
+    """
+    from logstore.topics.opened import OpenStore
+
+    return store.ledger() if isinstance(store, OpenStore) and store.has_ledger else None
+
+
+def origin_document(store: ReadableStore) -> dict[str, Any] | None:
     """Of what the store is a copy; None when it is none, or does not tell."""
     from logstore.directory.origin import read_origin
     from logstore.errors import CorruptState
+    from logstore.topics.opened import OpenStore
 
+    if not isinstance(store, OpenStore):
+        return None
     try:
         origin = read_origin(store.fs, store.layout)
     except CorruptState:  # `verify` says so

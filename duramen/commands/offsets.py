@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.health import examined, origin_document, origin_text, print_store, store_document
+from duramen.commands.health import counts_of, examined, origin_document, origin_text, print_store, store_document
 from duramen.commands.options import Partition, Topics, chosen_topics, partition_numbers
 from duramen.losses import loss_documents, print_losses
-from duramen.session import bad_usage, print_pairs, print_table, session, size_text, time_text
+from duramen.moments import moment_ms
+from duramen.session import BadUsage, bad_usage, print_pairs, print_table, seconds_text, session, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from logstore.commit.store_face import Store
     from logstore.directory.state import PartitionState
     from logstore.ledger import Ledger, SegmentRow
-    from logstore.store import LogStore
     from logstore.topics.registry import Topic
 
 
@@ -27,7 +28,7 @@ def offsets(
         str | None,
         typer.Option(
             "--timestamp",
-            metavar="MS|earliest|latest|max-timestamp",
+            metavar="TIME|earliest|latest|max-timestamp",
             help="Also the first offset at or after this time.",
             show_default=False,
         ),
@@ -35,33 +36,39 @@ def offsets(
 ) -> None:
     """Show where partitions begin and end."""
     at_ms = _timestamp(timestamp)
-    with session.open() as store:
+    with session.open_any() as store:
         rows = [
             _offsets(store, topic, number, at_ms)
             for topic in chosen_topics(store, topics)
             for number in partition_numbers(topic, partition)
         ]
-    columns = ["topic", "partition", "log_start_offset", "high_watermark", "recovery_point"]
+    columns = ["log_start_offset", "high_watermark", "recovery_point"]
     if at_ms is not None:
         columns += ["found_offset", "found_timestamp"]
     session.answer(
         {"offsets": rows},
         lambda: print_table(
-            [name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]
+            ["partition", *(name.replace("_", " ") for name in columns)],
+            [[f"{row['topic']}-{row['partition']}", *(_shown(name, row[name]) for name in columns)] for row in rows],
         ),
     )
+
+
+def _shown(name: str, value: Any) -> object:
+    return time_text(value) if name == "found_timestamp" else value
 
 
 def _timestamp(text: str | None) -> int | None:
     special = {"latest": -1, "earliest": -2, "max-timestamp": -3}
     if text is None or text in special:
         return special[text] if text else None
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise bad_usage(f"--timestamp takes milliseconds, earliest, latest or max-timestamp, not {text!r}")
-    return int(text)
+    try:
+        return moment_ms(text)
+    except BadUsage as error:
+        raise bad_usage(f"--timestamp takes earliest, latest, max-timestamp or a time: {error}") from None
 
 
-def _offsets(store: LogStore, topic: Topic, number: int, at_ms: int | None) -> dict[str, Any]:
+def _offsets(store: Store, topic: Topic, number: int, at_ms: int | None) -> dict[str, Any]:
     ends = store.ends(topic)
     state = store.partition_state(topic, number)
     row: dict[str, Any] = {
@@ -80,12 +87,11 @@ def _offsets(store: LogStore, topic: Topic, number: int, at_ms: int | None) -> d
 
 def describe(topics: Topics = None) -> None:
     """Show topics with every setting in force and its source, and what each partition holds."""
-    with session.open() as store:
+    with session.open_any() as store:
         whole = examined(store, deep=False)
         origin = origin_document(store)
         read_only = store.is_read_only
-        # Looking does not make a ledger where nothing was ever committed, and starts faster without.
-        ledger = store.ledger() if whole.sound and store.has_ledger else None
+        ledger = counts_of(store) if whole.sound else None
         documents = [_describe(store, topic, ledger) for topic in chosen_topics(store, topics)]
 
     def text() -> None:
@@ -117,19 +123,7 @@ def _print_topic(document: dict[str, Any]) -> None:
     )
     print()
     print_table(
-        [
-            "partition",
-            "log start",
-            "high watermark",
-            "recovery point",
-            "segments",
-            "size",
-            "newest record",
-            "counted",
-            "records",
-            "keys",
-            "tombstones",
-        ],
+        ["partition", "log start", "high watermark", "recovery point", "segments", "size", "newest record"],
         [
             [
                 each["partition"],
@@ -138,12 +132,27 @@ def _print_topic(document: dict[str, Any]) -> None:
                 each["recovery_point"],
                 each["segments"],
                 size_text(each["size_bytes"]),
-                time_text(each["largest_timestamp_ms"]),
-                *_counted_text(each),
+                seconds_text(each["largest_timestamp_ms"]),
             ]
             for each in document["partitions"]
         ],
     )
+    counted = [each for each in document["partitions"] if each["counted_segments"]]
+    if counted:
+        print()
+        print_table(
+            ["partition", "counted segments", "records", "keys", "tombstones"],
+            [
+                [
+                    each["partition"],
+                    f"{each['counted_segments']} of {each['segments']}",
+                    each["records"],
+                    each["keys"],
+                    each["tombstones"],
+                ]
+                for each in counted
+            ],
+        )
     for each in document["partitions"]:
         print_losses(f"{document['name']}-{each['partition']}", each["losses"])
     print()
@@ -151,14 +160,6 @@ def _print_topic(document: dict[str, Any]) -> None:
         ["setting", "value", "source"],
         [[each["name"], each["value"], _source(each)] for each in document["settings"]],
     )
-
-
-def _counted_text(partition: dict[str, Any]) -> list[object]:
-    """What compaction counted, and in how many of the segments it did."""
-    if not partition["counted_segments"]:
-        return ["-"] * 4
-    counted = f"{partition['counted_segments']} of {partition['segments']} segments"
-    return [counted, partition["records"], partition["keys"], partition["tombstones"]]
 
 
 def _counted(known: Iterable[SegmentRow], state: PartitionState) -> dict[str, int | None]:
@@ -178,8 +179,8 @@ def _source(setting: dict[str, Any]) -> str:
     return f"{source} ({setting['source_name']})" if source == "store file" else source
 
 
-def _describe(store: LogStore, topic: Topic, ledger: Ledger | None) -> dict[str, Any]:
-    from logstore.config import format_value
+def _describe(store: Store, topic: Topic, ledger: Ledger | None) -> dict[str, Any]:
+    from logstore.setting import format_value
 
     ends = store.ends(topic)
     counts = {} if ledger is None else ledger.segments_of(topic.id)

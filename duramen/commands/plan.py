@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,12 +11,11 @@ import typer
 from duramen.commands.compact import reasons_text
 from duramen.commands.options import Force, NowMs, OnlyTopics, Topics, chosen_topics
 from duramen.losses import loss_documents, print_losses
-from duramen.session import DAMAGE, key_values, print_table, session, size_text, stop, time_text
+from duramen.session import DAMAGE, key_values, print_table, seconds_text, session, size_text, stop
 
 if TYPE_CHECKING:
     from compaction_job.estimate import Estimate
     from logstore.compaction.planning import PartitionPlan
-    from logstore.store import LogStore
 
 _NEXT_RULES = {
     "horizon": "delete horizon",
@@ -27,20 +27,21 @@ _NEXT_RULES = {
 
 def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
     """Show for each partition whether it is due for compaction, why, and when it will be due next."""
-    from logstore.compaction.planning import plan_partition
+    from logstore.compaction.failures import set_aside_now
+    from logstore.compaction.planning import PlanOptions, plan_partition
     from logstore.errors import DuramenError
 
     damaged = False
     with session.open() as store:
         now = store.clock.now_ms() if now_ms is None else now_ms
-        failures = _failures(store, now)
+        options = PlanOptions(now, failures=set_aside_now(store, now), flushed=True)
         documents = []
         for topic in chosen_topics(store, topics):
             for number in range(topic.partitions):
                 try:
-                    plan = plan_partition(store, topic, number, now_ms=now, failures=failures, flushed=True)
+                    plan = plan_partition(store, topic, number, options)
                     losses = store.partition_state(topic, number).losses
-                    documents.append(_explained(plan) | {"losses": loss_documents(losses)})
+                    documents.append(explained(plan) | {"losses": loss_documents(losses)})
                 except DuramenError as error:
                     damaged = True
                     documents.append({"topic": topic.name, "partition": number, "error": str(error)})
@@ -58,8 +59,8 @@ def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
                             f"{each['dirty_ratio']:.2f}",
                             each["first_dirty_offset"],
                             each["first_uncleanable_offset"],
-                            time_text(each["next_horizon_ms"]),
-                            _when(each),
+                            seconds_text(each["next_horizon_ms"]),
+                            when_text(each),
                             each["why"],
                         ]
                     ),
@@ -75,16 +76,7 @@ def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
         stop(DAMAGE)
 
 
-def _failures(store: LogStore, now_ms: int) -> dict[tuple[str, int], Any]:
-    """Set-aside partitions; a store without a ledger has none, and is not given one by looking."""
-    if not store.has_ledger:
-        return {}
-    from logstore.compaction.planning import failures_of, still_set_aside
-
-    return still_set_aside(failures_of(store, store.ledger()), now_ms)
-
-
-def _explained(plan: PartitionPlan) -> dict[str, Any]:
+def explained(plan: PartitionPlan) -> dict[str, Any]:
     found = plan.cleanable
     aside = plan.set_aside
     return {
@@ -108,18 +100,11 @@ def _explained(plan: PartitionPlan) -> dict[str, Any]:
         "paused": plan.paused,
         "unfinished": plan.unfinished,
         "checkpoint_reset": found.checkpoint_reset,
-        "set_aside": None
-        if aside is None
-        else {
-            "reason": aside.reason,
-            "failures": aside.failures,
-            "failed_ms": aside.failed_ms,
-            "retry_ms": aside.retry_ms,
-        },
+        "set_aside": None if aside is None else asdict(aside),
     }
 
 
-def _when(document: dict[str, Any]) -> str:
+def when_text(document: dict[str, Any]) -> str:
     """When it can be due by time alone."""
     if document["due"]:
         late = f", late by {document['late_ms'] / 1000:.0f} s" if document["late_ms"] else ""
@@ -127,11 +112,11 @@ def _when(document: dict[str, Any]) -> str:
     if not document["compacted"] or document["paused"]:
         return "-"
     if document["set_aside"]:
-        return f"retry {time_text(document['set_aside']['retry_ms'])}"
+        return f"retry {seconds_text(document['set_aside']['retry_ms'])}"
     if document["next_ms"] is None:
         return "with new records"
     rule = _NEXT_RULES.get(document["next_due"], "min.compaction.lag.ms")
-    return f"{time_text(document['next_ms'])} ({rule})"
+    return f"{seconds_text(document['next_ms'])} ({rule})"
 
 
 def plan(
@@ -187,24 +172,12 @@ def plan(
 
 
 def _planned(plan: PartitionPlan, estimate: Estimate | None) -> dict[str, Any]:
-    return _explained(plan) | {
+    return explained(plan) | {
         "groups": plan.groups,
         "groups_at_once": plan.groups_at_once,
         "read_bytes": plan.read_bytes,
         "extra_bytes": plan.extra_bytes,
-        "estimate": None
-        if estimate is None
-        else {
-            "before_bytes": estimate.before_bytes,
-            "after_bytes": estimate.after_bytes,
-            "records": estimate.records,
-            "removed": dict(estimate.removed),
-            "keys": estimate.keys,
-            "map_full": estimate.map_full,
-            "map_buffer_wanted": estimate.map_buffer_wanted,
-            "map_threads_wanted": estimate.map_threads_wanted,
-            "rough": estimate.rough,
-        },
+        "estimate": None if estimate is None else asdict(estimate),
     }
 
 

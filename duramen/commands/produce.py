@@ -1,4 +1,4 @@
-"""`duramen produce`: records in, one JSON object a line."""
+"""`duramen produce`: records in, one JSON object a line, or a key and a value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,18 +17,50 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.commands.options import Encoding, OneTopic
-from duramen.session import bad_usage, session
+from duramen.session import bad_usage, key_values, session
 from logstore.errors import AppendTooLarge, DuramenError, InvalidRecord, InvalidTimestamp, RecordTooLarge
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from logstore.commit.apps import AppBatch
-    from logstore.commit.committer import Committed, Committer
+    from logstore.commit.committer import Committed
+    from logstore.commit.driver import Commits
 
 _ROWS_PER_COMMIT = 100_000
 _FIELDS = {"key", "value", "timestamp", "headers", "partition", "offset", "topic"}
 _LINE_BYTES_MAX = 64 << 20
+_PROPERTIES = ("parse.key", "key.separator", "null.marker")
+
+
+KeySeparator = Annotated[
+    str | None,
+    typer.Option(
+        "--key-separator",
+        "-K",
+        metavar="TEXT",
+        help="Lines are KEY TEXT VALUE, not JSON: -K : takes key:value.",
+        show_default=False,
+    ),
+]
+NullMarker = Annotated[
+    str | None,
+    typer.Option(
+        "--null-marker",
+        metavar="TEXT",
+        help="With --key-separator: a value that is this text is a tombstone.",
+        show_default=False,
+    ),
+]
+Properties = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property",
+        metavar="NAME=VALUE",
+        help="As of Kafka's console producer: parse.key=true, key.separator=:, null.marker=…",
+        show_default=False,
+    ),
+]
 
 
 def produce(
@@ -48,24 +82,25 @@ def produce(
     from_line: Annotated[
         int, typer.Option("--from-line", metavar="N", min=1, help="Begin at this line of the file.")
     ] = 1,
+    key_separator: KeySeparator = None,
+    null_marker: NullMarker = None,
+    property_: Properties = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every line, append nothing.")] = False,
 ) -> None:
-    """Append records, one JSON object a line: {"key", "value" or null, "timestamp"?, "headers"?, "partition"?}.
+    """Append records, one JSON object a line: {"key", "value" or null, "timestamp"?, "headers"?, "partition"?}; or
+    with --key-separator a key and a value a line.
 
     Up to 100,000 lines are appended at once, all or none of them. When a later line is wrong, the error says which
-    lines are appended already, and --from-line or --app-id go on behind them.
+    lines are appended already, and --from-line or --app-id continue after them.
     """
-    from logstore.commit.committer import Committer
-    from logstore.commit.own_flush import OwnFlush
-
     _check_options(compression, app_id, from_line)
-    with session.open() as store, _lines(file) as lines:
+    pairs = key_value_lines(key_separator, null_marker, property_)
+    with session.open_any() as store, _lines(file) as lines:
         store.topic(topic)
         if not dry_run:
             store.check_writable()
-        committer = None if dry_run else Committer(store)
-        own_flush = None if committer is None else OwnFlush(committer)
-        reading = LineReader(lines, file, encoding)
+        committer = None if dry_run else store.commits()
+        reading = LineReader(lines, file, encoding, pairs)
         progress = None if committer is None or app_id is None else Progress.of(committer, app_id)
         if progress is not None:
             progress.skip(reading, file)
@@ -74,16 +109,16 @@ def produce(
         so_far = SoFar(file, topic, reading.number + 1, reading.number, app_id is not None)
         if not dry_run:
             so_far.note()
-        with session.progress(f"produce {topic}", None) as step:
+        note = lambda: f"{so_far.records:,} records"  # noqa: E731
+        with session.progress(f"producing {topic}", size_of(lines), done=lambda: reading.size_bytes, note=note):
             for rows in reading.chunks():
-                step(len(rows))
-                if committer is not None and own_flush is not None:
+                if committer is not None:
                     done = _append(committer, rows, reading, progress, so_far, compression)
-                    own_flush.appended(done)  # not all of a large file has to lie in staging
+                    committer.tidy(done)  # not all of a large file has to lie in staging
                     so_far.appended(done, reading.number)
                 so_far.records += len(rows)
         if committer is not None and so_far.end_offsets:
-            committer.flush(store.topic(topic))
+            committer.finish(topic)
     _answer(so_far, reading.number, dry_run=dry_run)
 
 
@@ -101,7 +136,7 @@ def _check_options(compression: str, app_id: str | None, from_line: int) -> None
 
 
 def _append(
-    committer: Committer, rows: list[Row], reading: LineReader, progress: Progress | None, so_far: SoFar, codec: str
+    committer: Commits[Any], rows: list[Row], reading: LineReader, progress: Progress | None, so_far: SoFar, codec: str
 ) -> Committed:
     """All of the rows or none."""
     from logstore.commit.produce import append_table
@@ -190,6 +225,12 @@ def _lines(file: str) -> IO[bytes]:
     return open(file, "rb")
 
 
+def size_of(lines: IO[bytes]) -> int | None:
+    """Bytes of a regular file; a pipe does not tell."""
+    found = os.fstat(lines.fileno())
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     #: of the file, counted from 1
@@ -197,15 +238,62 @@ class Row:
     columns: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class KeyValueLines:
+    """Lines that are a key, the separator, and a value, which may have the separator in it."""
+
+    separator: bytes
+    null_marker: bytes | None
+
+    def columns(self, line: bytes, encoding: Encoding) -> dict[str, Any]:
+        """Raises ValueError."""
+        key, separator, value = line.rstrip(b"\n").removesuffix(b"\r").partition(self.separator)
+        if not separator:
+            raise ValueError(f"there is no {self.separator.decode(errors='replace')!r} between a key and a value")
+        if encoding is Encoding.BASE64:
+            key = base64.b64decode(key, validate=True)
+        is_null = value == self.null_marker
+        if encoding is Encoding.BASE64 and not is_null:
+            value = base64.b64decode(value, validate=True)
+        columns: dict[str, Any] = dict.fromkeys(("timestamp", "partition"))
+        return columns | {"key": key, "value": None if is_null else value, "headers": []}
+
+
+def key_value_lines(
+    separator: str | None, null_marker: str | None, properties: list[str] | None
+) -> KeyValueLines | None:
+    """None where lines are JSON. Raises BadUsage."""
+    given = key_values(properties, "--property")
+    for name in given:
+        if name not in _PROPERTIES:
+            raise bad_usage(f"--property {name} has no meaning here; there are {', '.join(_PROPERTIES)}")
+    if given and given.get("parse.key", "").lower() != "true":
+        raise bad_usage("--property needs parse.key=true: a record here has a key. Records without one are JSON lines")
+    if given:
+        separator = given.get("key.separator", "\t") if separator is None else separator
+        null_marker = given.get("null.marker") if null_marker is None else null_marker
+    if separator is None:
+        if null_marker is not None:
+            raise bad_usage("--null-marker needs --key-separator; in JSON, null is null")
+        return None
+    separator = separator.replace("\\t", "\t")
+    if not separator:
+        raise bad_usage("--key-separator is empty")
+    return KeyValueLines(separator.encode(), None if null_marker is None else null_marker.encode())
+
+
 class LineReader:
     """The lines of a file, with their numbers and a digest of all that were read."""
 
-    def __init__(self, lines: IO[bytes], file: str, encoding: Encoding) -> None:
+    def __init__(self, lines: IO[bytes], file: str, encoding: Encoding, pairs: KeyValueLines | None = None) -> None:
         self._lines = lines
         self._file = file
         self._encoding = encoding
+        self._pairs = pairs
         #: the last line that was read
         self.number = 0
+        #: of the lines that were read
+        self.size_bytes = 0
         self.digest = hashlib.sha256()
 
     def skip(self, count: int) -> None:
@@ -217,12 +305,21 @@ class LineReader:
         rows: list[Row] = []
         while line := self._next():
             if line.strip():
-                rows.append(Row(self.number, _row(line, self.number, self._encoding, self._file)))
+                rows.append(Row(self.number, self._columns(line)))
             if len(rows) == _ROWS_PER_COMMIT:
                 yield rows
                 rows = []
         if rows:
             yield rows
+
+    def _columns(self, line: bytes) -> dict[str, Any]:
+        if self._pairs is None:
+            return _row(line, self.number, self._encoding, self._file)
+        try:
+            return self._pairs.columns(line, self._encoding)
+        except ValueError as error:
+            where: dict[str, object] = {"file": self._file, "line": self.number}
+            raise bad_usage(f"line {self.number}: {_said(error)}", where=where) from None
 
     def _next(self) -> bytes:
         line = self._lines.readline(_LINE_BYTES_MAX + 1)
@@ -230,6 +327,7 @@ class LineReader:
             raise bad_usage(f"line {self.number + 1} is longer than {_LINE_BYTES_MAX} bytes")
         if line:
             self.number += 1
+            self.size_bytes += len(line)
             # A last line without its end reads the same once more lines were added.
             self.digest.update(line if line.endswith(b"\n") else line + b"\n")
         return line
@@ -246,8 +344,8 @@ class Progress:
         self._batch_id = batch_id
 
     @classmethod
-    def of(cls, committer: Committer, app_id: str) -> Progress:
-        last = committer.ledger.last_batch(app_id)
+    def of(cls, committer: Commits[Any], app_id: str) -> Progress:
+        last = committer.last_batch(app_id)
         return cls(app_id, None, -1) if last is None else cls(app_id, last.query_id, last.batch_id)
 
     def skip(self, reading: LineReader, file: str) -> None:

@@ -88,21 +88,7 @@ def _erasure(text: str, found: Erasure) -> dict[str, Any]:
         "key": text,
         "erased": found.erased,
         "verdict": _verdict(found),
-        "places": [
-            {
-                "kind": each.kind,
-                "file": each.file,
-                "partition": each.partition,
-                "records": each.records,
-                "first_offset": None if each.offsets is None else each.offsets[0],
-                "last_offset": None if each.offsets is None else each.offsets[1],
-                "holds": each.holds,
-                "goes": each.goes,
-                "goes_ms": each.goes_ms,
-                "unreadable": each.unreadable,
-            }
-            for each in found.places
-        ],
+        "places": [each.document() for each in found.places],
         "removed_by": None
         if run is None
         else {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from logstore.directory.finding import StoreReport
     from logstore.store import LogStore
     from logstore.topics.registry import Topic
-    from logstore.upkeep.maintenance import Recovery, RecoveryLedger
+    from logstore.upkeep.recovery import Recovery, RecoveryLedger
     from logstore.upkeep.strays import Stray
     from logstore.upkeep.topic_repair import TopicRepair
 
@@ -53,7 +55,7 @@ def recover(
     from logstore.upkeep.strays import find_strays
     from logstore.upkeep.topic_repair import repair_topics
 
-    whole = restore_version(OS_FILES, session.path, dry_run=dry_run)
+    whole = restore_version(OS_FILES, session.directory, dry_run=dry_run)
     if dry_run and not whole.sound:  # nothing more can be looked at without it
         missing = {"recovered": False} | verification_document([], [], whole)
         session.answer(missing, lambda: print_verification([], [], whole))
@@ -84,7 +86,7 @@ def recover(
 
 
 def _repair_whole(store: LogStore, whole: StoreReport, *, dry_run: bool) -> None:
-    """What belongs to no partition; `whole` tells of it."""
+    """What belongs to no partition; `whole` collects what was found."""
     from logstore.directory.identity import restore_identity
     from logstore.upkeep.repair import repair
     from logstore.upkeep.side_files import restore_side_files
@@ -98,14 +100,17 @@ def _recover_partitions(
     store: LogStore, partitions: list[tuple[Topic, int]], *, readmit: bool, yes: bool, dry_run: bool
 ) -> list[Recovery]:
     """Looks first, and asks before records are given up."""
-    from logstore.upkeep.maintenance import RecoveryLedger
-    from logstore.upkeep.topic_repair import repair_partition
+    from logstore.upkeep.recovery import RecoveryLedger, repair_partitions
 
-    # Nothing is given up by this, so nobody is asked; what comes after looks at whole files.
-    repaired = {
-        topic.partition(number): repair_partition(store, topic, number, dry_run=dry_run) for topic, number in partitions
-    }
     ledger = RecoveryLedger(store)
+    # This gives nothing up, so it does not ask; what comes after looks at whole files.
+    repaired = {
+        topic.partition(number): done
+        for topic, chosen in groupby(partitions, key=itemgetter(0))
+        for number, done in repair_partitions(
+            store, topic, [number for _, number in chosen], ledger=ledger, dry_run=dry_run
+        ).items()
+    }
     reports = _recover_all(store, partitions, ledger, readmit=readmit, dry_run=True)
     if dry_run:
         return reports
@@ -142,11 +147,11 @@ def _recover_all(
     dry_run: bool,
     agreed: list[Recovery] | None = None,
 ) -> list[Recovery]:
-    from logstore.upkeep.maintenance import recover as recover_topic
+    from logstore.upkeep.recovery import recover as recover_topic
 
     allowed = None if agreed is None else {report.partition: report.losses for report in agreed}
     reports: list[Recovery] = []
-    with session.progress("looking" if dry_run else "recovering", len(partitions)) as step:
+    with session.progress("looking" if dry_run else "recovering", len(partitions), unit="partitions") as step:
         for topic in {topic.id: topic for topic, _ in partitions}.values():
             numbers = [number for other, number in partitions if other.id == topic.id]
             reports += recover_topic(

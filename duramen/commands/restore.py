@@ -14,14 +14,15 @@ import typer
 
 from duramen.commands.consume import text_of
 from duramen.commands.options import Encoding, OneTopic
+from duramen.moments import moment_ms
 from duramen.session import bad_usage, session
 from duramen.terminal import json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logstore.commit.store_face import Store
     from logstore.restore.restore import RestorePlan
-    from logstore.store import LogStore
 
 Write = Callable[["pa.RecordBatch"], None]
 
@@ -46,8 +47,8 @@ def restore(
         int | None,
         typer.Option(
             "--as-of-timestamp",
-            metavar="MS",
-            min=0,
+            metavar="TIME",
+            parser=moment_ms,
             help="The state before the first record that is later than this time.",
             show_default=False,
         ),
@@ -77,11 +78,11 @@ def restore(
     if folder and not os.path.isdir(folder):
         raise bad_usage(f"--output-file {output_file}: there is no directory {folder}")
     rows = 0
-    with session.open() as store:
+    with session.open_any() as store:
         plan = _plan(store, topic, as_of_offsets, as_of_timestamp, allow_thinned=allow_thinned)
         if not dry_run:
             opened = _parquet(output_file) if format_ is Format.PARQUET else _lines(output_file, encoding)
-            with session.progress(f"restore {topic}", plan.offsets) as step, opened as write:
+            with session.progress(f"restoring {topic}", plan.offsets, unit="offsets") as step, opened as write:
                 for batch in restored(store, plan, progress=step):
                     write(batch)
                     rows += batch.num_rows
@@ -101,7 +102,7 @@ def restore(
 
 
 def _plan(
-    store: LogStore, topic: str, as_of_offsets: str | None, as_of_timestamp: int | None, *, allow_thinned: bool
+    store: Store, topic: str, as_of_offsets: str | None, as_of_timestamp: int | None, *, allow_thinned: bool
 ) -> RestorePlan:
     from logstore.errors import DuramenError
     from logstore.restore.restore import plan_restore
@@ -127,7 +128,7 @@ def _offsets(text: str) -> dict[int, int]:
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise bad_usage(f"--as-of-offsets is not JSON of the form {example}") from None
     if any(type(offset) is not int for offset in found.values()):
-        raise bad_usage(f"--as-of-offsets has an offset that is no whole number; expected {example}")
+        raise bad_usage(f"--as-of-offsets has an offset that is not a whole number; expected {example}")
     return found
 
 

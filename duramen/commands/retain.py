@@ -11,18 +11,20 @@ from duramen.commands.options import DryRun, NowMs, OneTopic, Partition, Topics,
 from duramen.session import bad_usage, print_table, session, size_text
 
 if TYPE_CHECKING:
+    from logstore.partition.retention import DeletedRecords, Retention
     from logstore.store import LogStore
     from logstore.topics.registry import Topic
-    from logstore.upkeep.maintenance import Retention
 
 
 def retain(topics: Topics = None, partition: Partition = None, now_ms: NowMs = None, dry_run: DryRun = False) -> None:
     """Delete segments that retention.ms, retention.bytes or the log start give up."""
-    from logstore.directory.shared_clock import doubt_of
+    from logstore.directory.shared_clock import clock_warning
 
+    if session.is_in_bucket:
+        return _retain_bucket(topics, partition, now_ms, dry_run=dry_run)
     with session.open() as store:
         partitions = chosen_partitions(store, topics, partition)
-        doubt = doubt_of(store.clock) if now_ms is None else None
+        doubt = clock_warning(store.clock) if now_ms is None else None
         now_ms = store.clock.now_ms() if now_ms is None else now_ms
         results = _retain_all(store, partitions, now_ms, dry_run=dry_run)
         unknown = {topic.name for topic, _ in partitions if topic.settings_unknown}
@@ -34,15 +36,30 @@ def retain(topics: Topics = None, partition: Partition = None, now_ms: NowMs = N
     session.answer(document, lambda: _print(results, unknown, doubt, dry_run=dry_run))
 
 
+def _retain_bucket(topics: list[str] | None, partition: int | None, now_ms: int | None, *, dry_run: bool) -> None:
+    """The same of a store in a bucket; what goes is deleted by `duramen maintain`, after a day."""
+    from logstore.bucket.maintaining import retain
+
+    with session.open_bucket() as store:
+        chosen = [store.topic(name) for name in topics] if topics else store.topics()
+        unknown = {topic.name for topic in chosen if topic.settings_unknown}
+        partitions = [(t, n) for t in chosen for n in range(t.partitions) if partition in (None, n)]
+        results = retain(store, partitions, now_ms=now_ms, dry_run=dry_run)
+        at_ms = store.clock.now_ms() if now_ms is None else now_ms
+    documents = [_document(result, unknown) for result in results]
+    document = {"now_ms": at_ms, "dry_run": dry_run, "clock": None, "partitions": documents}
+    session.answer(document, lambda: _print(results, unknown, None, dry_run=dry_run))
+
+
 def _retain_all(store: LogStore, partitions: list[tuple[Topic, int]], now_ms: int, *, dry_run: bool) -> list[Retention]:
-    from logstore.upkeep.maintenance import flush_before_retention
-    from logstore.upkeep.maintenance import retain as retain_partition
+    from logstore.upkeep.retention import flush_before_retention
+    from logstore.upkeep.retention import retain as retain_partition
 
     results = []
     if not dry_run:
         for topic in {topic.id: topic for topic, _ in partitions}.values():
             flush_before_retention(store, topic)
-    with session.progress("retaining", len(partitions)) as step:
+    with session.progress("retaining", len(partitions), unit="partitions") as step:
         for topic, number in partitions:
             found = retain_partition(store, topic, number, now_ms=now_ms, dry_run=True)
             if not dry_run and found.passes:
@@ -86,6 +103,19 @@ def _print(results: list[Retention], unknown: set[str], doubt: str | None, *, dr
     )
 
 
+def _delete(store: Any, topic: Topic, number: int, before_offset: int | None, *, dry_run: bool) -> DeletedRecords:
+    if session.is_in_bucket:
+        from logstore.bucket.maintaining import delete_up_to
+
+        return delete_up_to(store, topic, number, before_offset=before_offset, dry_run=dry_run)
+    from logstore.upkeep import retention
+
+    done = retention.delete_records(store, topic, number, before_offset=before_offset, dry_run=dry_run)
+    if not dry_run:
+        store.project_checkpoints()
+    return done
+
+
 def delete_records(
     topic: OneTopic,
     partition: Annotated[int, typer.Option("--partition", min=0, help="The partition.", show_default=False)],
@@ -106,21 +136,18 @@ def delete_records(
         before_offset.isascii() and before_offset.isdigit() and len(before_offset) <= 19
     ):
         raise bad_usage(f"--before-offset takes a number or latest, not {before_offset!r}")
-    with session.open() as store:
-        from logstore.upkeep import maintenance
-
+    with session.open_any() as store:
         found = store.topic(topic)
         target = None if before_offset == "latest" else int(before_offset)
         # The dry run checks the range, so that nobody is asked about something impossible.
-        result = maintenance.delete_records(store, found, partition, before_offset=target, dry_run=True)
+        result = _delete(store, found, partition, target, dry_run=True)
         if not dry_run:
             session.confirm(
                 f"Delete the records of {result.partition} from {result.log_start_offset_before} "
                 f"up to (not including) {result.log_start_offset}?",
                 yes=yes,
             )
-            result = maintenance.delete_records(store, found, partition, before_offset=result.log_start_offset)
-            store.project_checkpoints()
+            result = _delete(store, found, partition, result.log_start_offset, dry_run=False)
     document = {
         "topic": topic,
         "partition": partition,

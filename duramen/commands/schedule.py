@@ -8,11 +8,13 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duramen.commands.compact import Engine, EngineName, spark_session
+from duramen.commands.console import Schemas, TokenFile
 from duramen.session import DONE, FAILED, bad_usage, key_values, print_table, session, stop, time_text
 from duramen.terminal import json_text
 
@@ -45,6 +47,14 @@ def schedule(
     metrics_host: Annotated[
         str, typer.Option("--metrics-host", metavar="ADDRESS", help="Address to serve them on.")
     ] = "127.0.0.1",
+    console: Annotated[
+        bool, typer.Option("--console", help="Serve the console as well, as `duramen console` does.")
+    ] = False,
+    console_port: Annotated[
+        int, typer.Option("--console-port", min=0, max=65535, help="Its port; 0 for a free one.")
+    ] = 8787,
+    token_file: TokenFile = None,
+    schema: Schemas = None,
     once: Annotated[bool, typer.Option("--once", help="Run every job once, then end.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and their intervals, then end.")] = False,
 ) -> None:
@@ -67,12 +77,26 @@ def schedule(
             daemon.stop()
             _answer(daemon)
             return
-        with _logging():
+        with _logging(), _console(console and not once, console_port, token_file, schema):
             _serve(daemon, once)
 
 
+@contextlib.contextmanager
+def _console(wanted: bool, port: int, token_file: str | None, schemas: list[str] | None) -> Iterator[None]:
+    """The console beside the daemon, on loopback."""
+    if not wanted:
+        yield
+        return
+    from compaction_job.scheduler import log
+    from duramen.console.opened import OpenConsole, find_token
+
+    with OpenConsole(session.path, token=find_token(token_file), port=port, schemas=schemas or ()) as served:
+        log.info("console on %s", served.link)
+        yield
+
+
 def _intervals(given: list[str] | None) -> dict[str, int]:
-    from logstore.config import DURATION_UNITS, parse_units
+    from logstore.setting import DURATION_UNITS, parse_units
 
     found = {}
     for name, text in key_values(given, "--interval").items():
@@ -99,7 +123,7 @@ def _serve(daemon: Scheduler, once: bool) -> None:
             jobs = ", ".join(
                 f"{name} {'never' if ms is None else f'every {ms} ms'}" for name, ms in daemon.intervals_ms.items()
             )
-            log.info("at work on %s: %s", session.store_path, jobs)
+            log.info("running on %s: %s", session.store_path, jobs)
             if daemon.metrics_address is not None:
                 log.info("metrics on http://%s:%d/metrics", *daemon.metrics_address)
             well = daemon.wait()

@@ -19,7 +19,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 def set_aside(topic: TopicName, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Give up a committed batch that cannot be appended; what can be read of it is kept. Exit 3 when records are lost.
 
-    The topic goes on behind the batch. What is lost is recorded, and the staged files are kept.
+    The topic continues after the batch. What is lost is recorded, and the staged files are kept.
     """
     from logstore.commit.committer import Committer
     from logstore.commit.set_aside import set_aside as give_up

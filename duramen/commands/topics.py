@@ -7,16 +7,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.commands.health import origin_document, origin_text
-from duramen.session import DAMAGE, bad_usage, key_values, print_pairs, print_table, session, stop, time_text
+from duramen.commands.health import origin_document, origin_text, strays_of
+from duramen.commands.options import complete_topic
+from duramen.session import (
+    DAMAGE,
+    bad_usage,
+    key_values,
+    print_pairs,
+    print_table,
+    session,
+    size_text,
+    stop,
+    time_text,
+)
+from duramen.tables import Wrong
 
 if TYPE_CHECKING:
-    from logstore.store import LogStore
+    from logstore.commit.store_face import Store
     from logstore.topics.registry import Topic
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of the topic.", show_default=False, autocompletion=complete_topic),
+]
 Configs = Annotated[
     list[str] | None,
     typer.Option(
@@ -48,7 +63,7 @@ def create(
 ) -> None:
     """Create a topic; makes the store too when there is none."""
     configs = _configs(config, config_file)
-    with session.open(create=not dry_run) as store:
+    with session.open_any(create=not dry_run) as store:
         topic = store.create_topic(name, partitions=partitions, configs=configs, dry_run=dry_run)
         document = {"topic": _document(store, topic), "created": not dry_run}
         verb = "Would create" if dry_run else "Created"
@@ -58,16 +73,16 @@ def create(
 @app.command("list")
 def list_() -> None:
     """List the topics of the store."""
-    from logstore.upkeep.strays import find_strays, readable_topics
+    from logstore.upkeep.strays import readable_topics
 
-    with session.open() as store:
-        documents = [_document(store, topic) for topic in readable_topics(store)[0]]
-        strays = find_strays(store, deep=False)
+    with session.open_any() as store:
+        documents = [_document(store, topic) | _extent(store, topic) for topic in readable_topics(store)[0]]
+        strays = strays_of(store)
 
     def text() -> None:
         print_table(
-            ["topic", "partitions", "cleanup.policy", "id"],
-            [[each["name"], each["partitions"], _policy(each), each["id"]] for each in documents],
+            ["topic", "partitions", "size", "records", "cleanup.policy"],
+            [[each["name"], each["partitions"], *_extent_text(each), _policy(each)] for each in documents],
         )
         for stray in strays:
             print(f"{stray.what} (file {stray.file})", file=sys.stderr)
@@ -83,7 +98,7 @@ def list_() -> None:
 @app.command()
 def describe(name: Name) -> None:
     """Show a topic's id, partitions and own settings (`duramen describe` shows all that are in force)."""
-    with session.open() as store:
+    with session.open_any() as store:
         document = _document(store, store.topic(name))
         origin = origin_document(store)
 
@@ -135,7 +150,7 @@ def alter(
     configs = _configs(config, config_file)
     if not configs and not unset and partitions is None and not defaults:
         raise bad_usage("nothing to alter: give --config, --config-file, --unset, --partitions or --defaults")
-    with session.open() as store:
+    with session.open_any() as store:
         before = store.topic(name)
         topic = store.alter_topic(
             name, configs=configs, unset=unset or (), partitions=partitions, defaults=defaults, dry_run=dry_run
@@ -162,7 +177,7 @@ def delete(
     dry_run: DryRun = False,
 ) -> None:
     """Delete a topic and all its records."""
-    with session.open() as store:
+    with session.open_any() as store:
         topic = store.topic(name)
         if not dry_run:
             session.confirm(f"Delete {name}, {topic.partitions} partitions and all their records?", yes=yes)
@@ -172,12 +187,36 @@ def delete(
     session.answer(document, lambda: print(f"{verb} {name}, partitions: {topic.partitions}, id: {topic.id}"))
 
 
+def _extent(store: Store, topic: Topic) -> dict[str, Any]:
+    """Size and records by what the small files say; where compaction was, fewer records than offsets are left."""
+    from logstore.errors import DuramenError
+
+    size_bytes, records, exact = 0, 0, True
+    try:
+        ends = store.ends(topic).high_watermarks
+        for number in range(topic.partitions):
+            state = store.partition_state(topic, number)
+            size_bytes += store.log_bytes(topic, number)
+            records += max(ends[number] - state.log_start_offset, 0)
+            exact &= state.first_dirty_offset <= state.log_start_offset and not state.losses
+    except DuramenError:  # `verify` says what is wrong
+        return {"size_bytes": None, "records": None, "records_exact": False}
+    return {"size_bytes": size_bytes, "records": records, "records_exact": exact}
+
+
+def _extent_text(document: dict[str, Any]) -> tuple[str, str]:
+    if document["size_bytes"] is None:
+        return Wrong("?"), Wrong("?")
+    return size_text(document["size_bytes"]), ("" if document["records_exact"] else "≤") + str(document["records"])
+
+
 def _policy(document: dict[str, Any]) -> str:
     return "(settings unknown)" if document["settings_unknown"] else document["cleanup_policy"] or "(none)"
 
 
 def _configs(config: list[str] | None, config_file: str | None) -> dict[str, object]:
-    from logstore.config import load_toml, topic_setting
+    from logstore.settings import topic_setting
+    from logstore.settings_file import load_toml
 
     found: dict[str, object] = load_toml(config_file) if config_file else {}
     for name in found:
@@ -186,8 +225,8 @@ def _configs(config: list[str] | None, config_file: str | None) -> dict[str, obj
     return found
 
 
-def _document(store: LogStore, topic: Topic) -> dict[str, Any]:
-    from logstore.config import format_value
+def _document(store: Store, topic: Topic) -> dict[str, Any]:
+    from logstore.setting import format_value
 
     policy = store.topic_settings(topic)["cleanup.policy"].value
     return {

@@ -12,10 +12,14 @@ from duramen.losses import loss_documents, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logstore.commit.store_face import Store
     from logstore.store import LogStore
     from logstore.topics.registry import Topic
-    from logstore.transfer.kafka_export import ExportedPartition
-    from logstore.transfer.kafka_import import ImportedTopic, Source
+    from logstore.transfer.kafka_export import Exportable, ExportedPartition, Take
+    from logstore.transfer.kafka_import import ImportedTopic
+    from logstore.transfer.kafka_source import Source
 
 
 TopicConfig = Annotated[
@@ -56,8 +60,7 @@ def import_(
     topic: OnlyTopics = None,
     topic_config: TopicConfig = None,
     defaults: Annotated[
-        bool,
-        typer.Option("--defaults", help="Where nothing tells a topic's settings, the store's defaults are right."),
+        bool, typer.Option("--defaults", help="Where nothing tells a topic's settings, the store's defaults are right.")
     ] = False,
     metadata_dir: MetadataDir = None,
     server_properties: ServerProperties = None,
@@ -72,12 +75,13 @@ def import_(
     """Adopt the topics of a stopped broker. The source is not changed; all its records count as committed."""
     from logstore.files import OS_FILES
     from logstore.limits import DEFAULT_LIMITS
-    from logstore.transfer import kafka_import
+    from logstore.transfer.kafka_import import plan_import
+    from logstore.transfer.kafka_source import examine, stopped_source
 
     configs = key_values(topic_config, "--topic-config")
     source_path = os.path.abspath(directory)
-    with kafka_import.stopped_source(OS_FILES, source_path):
-        source = kafka_import.examine(
+    with stopped_source(OS_FILES, source_path):
+        source = examine(
             OS_FILES,
             source_path,
             only=topic,
@@ -88,7 +92,7 @@ def import_(
         )
         with session.open(create=not dry_run) as store:
             if dry_run:
-                documents = _planned(source, kafka_import.plan_import(store, source, configs, defaults=defaults))
+                documents = _planned(source, plan_import(store, source, configs, defaults=defaults))
                 damaged = False
             else:
                 imported = _import_topics(store, source, configs, link=link, defaults=defaults)
@@ -164,11 +168,10 @@ def _settings(topic: Topic) -> dict[str, Any]:
 
 def _print_import(documents: list[dict[str, Any]], source: Source, *, dry_run: bool) -> None:
     print_table(
-        ["topic", "partition", "segments", "size", "log start", "log end", "cut off"],
+        ["partition", "segments", "size", "log start", "log end", "cut off"],
         [
             [
-                each["name"],
-                part["partition"],
+                f"{each['name']}-{part['partition']}",
                 part["segments"],
                 size_text(part["size_bytes"]),
                 part.get("log_start_offset", "?"),
@@ -199,7 +202,7 @@ def _print_import(documents: list[dict[str, Any]], source: Source, *, dry_run: b
         elif each["configs"]:
             print(f"{each['name']}: {', '.join(f'{name}={value}' for name, value in each['configs'].items())}")
     for name, reason in source.skipped.items():
-        print(f"passed by {name}: {reason}")
+        print(f"skipped {name}: {reason}")
     for note in source.notes:
         print(note)
 
@@ -233,32 +236,29 @@ def export(
     if (cluster_id is None) != (node_id is None):
         raise bad_usage("--cluster-id and --node-id belong together")
     target = os.path.abspath(directory)
-    with session.open() as store:
+    with session.open_any() as store:
         from logstore.directory.checkpoint import MetaProperties
         from logstore.topic import new_topic_id
         from logstore.transfer import kafka_export
+
+        face, take = _export_face(store)
 
         topics = [store.topic(name) for name in topic] if topic else store.topics()
         if not topics:
             raise bad_usage("the store has no topics")
         if dry_run:
             kafka_export.check_topic_ids(topics, ids)
-            kafka_export.check_target(store, target, topics)
+            kafka_export.check_target(face, target, topics)
             partitions = _exportable(store, topics, ids)
             clean = not unclean
         else:
             identity = None
             if cluster_id is not None and node_id is not None:
                 identity = MetaProperties(node_id=node_id, cluster_id=cluster_id, directory_id=new_topic_id())
-            total = sum(
-                segment.size_bytes
-                for each in topics
-                for number in range(each.partitions)
-                for segment in store.partition_state(each, number).segments
-            )
+            total = sum(store.log_bytes(each, number) for each in topics for number in range(each.partitions))
             with session.progress("exporting", total) as step:
                 done = kafka_export.export_topics(
-                    store, target, topics, topic_ids=ids, unclean=unclean, identity=identity, progress=step
+                    face, target, topics, topic_ids=ids, unclean=unclean, identity=identity, progress=step, take=take
                 )
             partitions = [_exported(each) for each in done.partitions]
             clean = done.clean
@@ -266,7 +266,23 @@ def export(
     session.answer(document, lambda: _print_export(document))
 
 
-def _exportable(store: LogStore, topics: list[Topic], ids: dict[str, str]) -> list[dict[str, Any]]:
+def _export_face(store: Any) -> tuple[Exportable, Take | None]:
+    """What the export asks of a store in a directory, or in a bucket."""
+    from logstore.bucket.exporting import ExportFromBucket
+    from logstore.transfer.kafka_export import Taken
+
+    if not session.is_in_bucket:
+        return store, None
+    face = ExportFromBucket(store)
+
+    def take(topic: Topic, number: int, directory: str, progress: Callable[[int], None]) -> Taken:
+        state, high_watermark, copied_bytes = face.take(topic, number, directory, progress)
+        return Taken(state, high_watermark, 0, copied_bytes)
+
+    return face, take
+
+
+def _exportable(store: Store, topics: list[Topic], ids: dict[str, str]) -> list[dict[str, Any]]:
     return [
         {
             "topic": each.name,
@@ -296,11 +312,10 @@ def _exported(partition: ExportedPartition) -> dict[str, Any]:
 
 def _print_export(document: dict[str, Any]) -> None:
     print_table(
-        ["topic", "partition", "log start", "log end", "linked", "copied", "topic id"],
+        ["partition", "log start", "log end", "linked", "copied", "topic id"],
         [
             [
-                each["topic"],
-                each["partition"],
+                f"{each['topic']}-{each['partition']}",
                 each["log_start_offset"],
                 each["log_end_offset"],
                 size_text(each.get("linked_bytes", 0)),

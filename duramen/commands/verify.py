@@ -10,6 +10,7 @@ from duramen.losses import loss_documents, print_losses
 from duramen.session import DAMAGE, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
+    from logstore.bucket.verifying import VerifiedPartition
     from logstore.directory.finding import Finding, StoreReport
     from logstore.store import LogStore
     from logstore.topics.registry import Topic
@@ -23,6 +24,8 @@ def verify(topics: Topics = None, partition: Partition = None) -> None:
     """
     from logstore.upkeep.strays import find_strays
 
+    if session.is_in_bucket:
+        return _verify_bucket(topics, partition)
     with session.open() as store:
         whole = examined(store)
         strays = find_strays(store, topics)
@@ -33,14 +36,58 @@ def verify(topics: Topics = None, partition: Partition = None) -> None:
         stop(DAMAGE)
 
 
+def _verify_bucket(topics: list[str] | None, partition: int | None) -> None:
+    """The same of a store in a bucket: every object that is named, byte by byte."""
+    from logstore.bucket.verifying import verify_partition
+
+    with session.open_bucket() as store:
+        chosen = [topic for topic in store.topics() if not topics or topic.name in topics]
+        for name in topics or ():
+            store.topic(name)
+        results = [
+            verify_partition(store, store.source(topic, number))
+            for topic in chosen
+            for number in range(topic.partitions)
+            if partition in (None, number)
+        ]
+    document = {
+        "sound": not any(result.findings for result in results),
+        "partitions": [
+            {
+                "topic": result.partition.topic,
+                "partition": result.partition.partition,
+                "log_start_offset": result.log_start_offset,
+                "sealed_offset": result.sealed_offset,
+                "high_watermark": result.high_watermark,
+                "segments": result.segments,
+                "tail_commits": result.tail_commits,
+                "records": result.records,
+                "size_bytes": result.size_bytes,
+                "findings": [str(finding) for finding in result.findings],
+            }
+            for result in results
+        ],
+    }
+    rows = [
+        [each.partition, each.records, each.segments, each.tail_commits, size_text(each.size_bytes), _verdict(each)]
+        for each in results
+    ]
+    header = ["partition", "records", "segments", "commits in its tail", "size", "verdict"]
+    session.answer(document, lambda: print_table(header, rows))
+    if not document["sound"]:
+        stop(DAMAGE)
+
+
+def _verdict(result: VerifiedPartition) -> str:
+    return "; ".join(str(finding) for finding in result.findings) or "sound"
+
+
 def verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Verification]:
     from logstore.directory.finding import Finding
     from logstore.errors import CorruptState
     from logstore.upkeep.verify import verify_partition
 
-    total = sum(
-        segment.size_bytes for topic, number in partitions for segment in _state_or_nothing(store, topic, number)
-    )
+    total = sum(_size_or_nothing(store, topic, number) for topic, number in partitions) if session.is_watched else 0
     results = []
     with session.progress("verifying", total) as step:
         for topic, number in partitions:
@@ -65,13 +112,13 @@ def verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Ver
     return results
 
 
-def _state_or_nothing(store: LogStore, topic: Topic, number: int) -> Any:
-    from logstore.errors import CorruptState
+def _size_or_nothing(store: LogStore, topic: Topic, number: int) -> int:
+    from logstore.errors import DuramenError
 
     try:
-        return store.partition_state(topic, number).segments
-    except CorruptState:
-        return ()
+        return store.log_bytes(topic, number)
+    except DuramenError:
+        return 0
 
 
 def verification_document(results: list[Verification], strays: list[Stray], whole: StoreReport) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 import urllib.error
@@ -16,7 +15,8 @@ from prometheus_client.registry import Collector
 
 from compaction_job import bounded_server
 from compaction_job.bounded_server import CONNECTIONS_MAX
-from compaction_job.metrics import Health, MetricsServer
+from compaction_job.metrics_server import Health, MetricsServer
+from descriptors import open_files
 
 
 class OneGauge(Collector):
@@ -36,10 +36,6 @@ def get(server: MetricsServer, path: str = "/metrics") -> bytes:
     host, port = server.address
     with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=20) as answer:
         return bytes(answer.read())
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_hundreds_of_idle_connections_take_few_descriptors_and_scrapes_go_on(server: MetricsServer) -> None:

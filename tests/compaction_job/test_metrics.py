@@ -12,9 +12,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from compaction_job import compact
-from compaction_job.metrics import Health, MetricsServer, StoreCollector
+from compaction_job.metrics import StoreCollector
+from compaction_job.metrics_server import Health, MetricsServer
 from logstore.errors import DuramenError
 from logstore.ledger import Ledger, RunRow
+from logstore.records.record import Record
 from logstore.store import LogStore
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -61,6 +63,20 @@ def test_a_scrape_says_what_the_ledger_and_the_logs_say(store_path: Path) -> Non
         assert totals(before, "duramen_log_records") == 40 * 8 + 1 + 5
         assert of(before, "duramen_append_batches_total", result="committed") == 10
         assert of(before, "duramen_compaction_runs_total", result="done") == 0
+        assert of(before, "duramen_dirty_ratio_threshold", topic="accounts", partition="0") == 0.1
+        assert of(before, "duramen_compaction_late_seconds", topic="accounts", partition="0") == 0
+        assert of(before, "duramen_free_bytes") > 0
+        timings = {row.plan_id: row.timings_ms for row in store.ledger().commits()}.values()
+        for step in ("encode", "plan", "commit", "append"):
+            name = step if step in ("encode", "plan") else f"previous_{step}"
+            assert any(name in each for each in timings)
+            spent_ms = sum(each.get(name, 0) for each in timings)
+            assert of(before, "duramen_append_seconds_total", step=step) == pytest.approx(spent_ms / 1000)
+        store.append("events", [Record(b"k", b"v")])
+        (newest,) = store.ledger().commits()[-1:]
+        more = scraped(collector)
+        spent_ms = sum(each.get("encode", 0) for each in timings) + newest.timings_ms.get("encode", 0)
+        assert of(more, "duramen_append_seconds_total", step="encode") == pytest.approx(spent_ms / 1000)
 
         report = compact(store, roll_active=True)
         after = scraped(collector)
@@ -71,7 +87,7 @@ def test_a_scrape_says_what_the_ledger_and_the_logs_say(store_path: Path) -> Non
         assert totals(after, "duramen_compaction_written_bytes_total") == sum(each.written_bytes for each in receipts)
         assert totals(after, "duramen_log_keys") == 40
         assert totals(after, "duramen_tombstones") == 1
-        assert totals(after, "duramen_log_records") == 40 + 5
+        assert totals(after, "duramen_log_records") == 40 + 5 + 1
         assert totals(after, "duramen_dirty_ratio") == 0
         (horizon,) = [
             value for (name, _), value in after.items() if name == "duramen_next_delete_horizon_timestamp_seconds"

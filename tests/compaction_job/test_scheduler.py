@@ -67,11 +67,11 @@ def test_intervals_have_kafkas_names_and_ours_where_kafka_says_never() -> None:
 @pytest.mark.parametrize(
     ("config", "overrides", "expected"),
     [
-        ({}, {COMPACTION: 0}, "the interval of compaction = 0 ms is no interval"),
+        ({}, {COMPACTION: 0}, "the interval of compaction = 0 ms is too short"),
         ({}, {RETENTION: -5}, "the interval of retention = -5 ms"),
         ({}, {"cleaning": 5000}, "no job 'cleaning'"),
-        ({"log_flush_scheduler_interval_ms": -1}, {}, "log.flush.scheduler.interval.ms = -1 ms is no interval"),
-        ({"log_retention_check_interval_ms": 1}, {}, "log.retention.check.interval.ms = 1 ms is no interval"),
+        ({"log_flush_scheduler_interval_ms": -1}, {}, "log.flush.scheduler.interval.ms = -1 ms is too short"),
+        ({"log_retention_check_interval_ms": 1}, {}, "log.retention.check.interval.ms = 1 ms is too short"),
     ],
 )
 def test_impossible_intervals(config: dict[str, Any], overrides: dict[str, int], expected: str) -> None:
@@ -158,7 +158,7 @@ def test_a_second_daemon_is_told_and_works_beside_the_first(store_path: Path, ca
     with Scheduler(store_path, intervals=slow) as first, Scheduler(store_path, intervals=slow) as second:
         for daemon in (first, second):
             until(lambda daemon=daemon: daemon.status()[COMPACTION].ok is True, "a daemon did not work")
-    assert "another daemon works on this store, too" in caplog.text
+    assert "another daemon is running on this store" in caplog.text
     with LogStore(store_path) as store:
         runs = Ledger(store.layout.ledger).runs()
         assert sorted((run.partition, run.result) for run in runs) == [(0, "done"), (1, "done")]

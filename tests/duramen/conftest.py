@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +26,7 @@ from logstore.topic import parse_uuid
 from metadata_log import partition, topic, write_log
 from reference.partition_writer import writing
 
+ROOT = Path(__file__).resolve().parents[2]
 BASE_MS = 1_700_000_000_000
 
 
@@ -87,3 +97,51 @@ def with_metadata(orders: Path, directory: Path, *messages: bytes) -> None:
     with LogStore(orders) as store:
         topic_id = parse_uuid(store.topic("orders").export_id)
     write_log(directory / "__cluster_metadata-0", [topic("orders", topic_id), partition(0, topic_id), *messages])
+
+
+def on_a_terminal(
+    store: Path, *lines: list[str], columns: int = 80, rows: int = 24, stop_when: str | None = None, **more: str
+) -> str:
+    """What a terminal of that size gets from these command lines, one after the other in one process.
+
+    With `stop_when` it is interrupted (Ctrl-C) once it has shown that text.
+    """
+    # A process that a shell put into the background ignores interrupts, and so would its children.
+    script = (
+        "import json, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from duramen.cli import run; sys.exit(max([run(line) for line in json.loads(sys.argv[1])]))"
+    )
+    near, far = pty.openpty()
+    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    surroundings = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, json.dumps(lines)],
+        env=surroundings
+        | {"PYTHONPATH": str(ROOT), "DURAMEN_STORE": str(store), "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+        | more,
+        stdin=subprocess.DEVNULL,
+        stdout=far,
+        stderr=far,
+    )
+    os.close(far)
+    data = b""
+    while True:
+        try:
+            chunk = os.read(near, 1 << 16)
+        except OSError:  # the last one closed it
+            break
+        data += chunk
+        if stop_when is not None and stop_when in data.decode(errors="replace"):
+            stop_when = None
+            process.send_signal(signal.SIGINT)
+    os.close(near)
+    assert process.wait(60) == 0, data.decode()
+    return data.decode()
+
+
+_ESCAPE = re.compile(r"\x1b\[\??[0-9;]*[A-Za-z]")
+
+
+def plain_lines(seen: str) -> list[str]:
+    """What was written, without escape sequences; a line that was drawn again counts again."""
+    return [line.rstrip() for line in re.split(r"[\r\n]+", _ESCAPE.sub("", seen)) if line.strip()]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from compaction_job import compact
 from logstore.records.record import Record
 from logstore.store import LogStore
 from reference.partition_writer import writing
@@ -59,6 +60,20 @@ def median_start_s(store: Path, arguments: list[str], *, runs: int) -> float:
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
 def test_quick_commands_start_at_once(orders: Path, arguments: list[str]) -> None:
     assert median_start_s(orders, arguments, runs=5) < 0.4
+
+
+def test_describe_of_a_written_store_leaves_pandas_alone(store_path: Path) -> None:
+    """PyArrow loads it unasked where it is installed, and half of the command's time goes into that."""
+    with LogStore(store_path, create=True) as store:
+        store.create_topic("orders", configs={"cleanup.policy": "compact"})
+        store.append("orders", [Record(b"k", b"v"), Record(b"k", b"w")])
+        compact(store, roll_active=True)
+    code = "import sys; from duramen.cli import run; run(['describe']); sys.exit('pandas' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(store_path), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "counted segments" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)

@@ -243,7 +243,7 @@ def test_compaction_leaves_the_latest_values_and_a_receipt(accounts: Path, duram
     described = duramen("describe", "accounts", output="json").json["topics"][0]["partitions"]
     assert sum(each["records"] for each in described) == sum(each["keys"] for each in described) == 50
     assert [each["tombstones"] for each in described] == [0, 0]
-    assert re.search(r"\d of \d segments", duramen("describe", "accounts").out)
+    assert re.search(r"\d of \d ", duramen("describe", "accounts").out)
     again = duramen("compact")
     assert again.code == 0
     assert "0 compacted, 0 failed, 2 left alone" in again.out

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from logstore.config import SETTINGS, TOPIC_SETTINGS, store_file_template
+from logstore.settings import SETTINGS, TOPIC_SETTINGS
+from logstore.settings_file import store_file_template
 
 Command = Callable[..., Any]
 

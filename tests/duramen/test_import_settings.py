@@ -70,6 +70,14 @@ def test_without_settings_nothing_is_deleted_until_they_are_given(
     assert count(duramen) == 0
 
 
+def test_a_topic_that_is_kept_is_not_taken_for_its_neighbour(duramen: Command, orders: Path, broker: Path) -> None:
+    """Both have no settings of their own; one has the store's, of the other nobody knows."""
+    assert duramen("topics", "create", "accounts").code == 0
+    assert "orders: settings unknown" in duramen("import", broker).out
+    clean_up(duramen)
+    assert count(duramen) == 150
+
+
 @pytest.mark.parametrize("given", [["--defaults"], ["--topic-config", "retention.ms=5"]])
 def test_settings_can_be_given(duramen: Command, broker: Path, given: list[str]) -> None:
     assert duramen("import", broker, *given, output="json").json["topics"][0]["settings_unknown"] is False

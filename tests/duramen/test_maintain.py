@@ -11,7 +11,7 @@ import pytest
 
 from logstore.files import OsFileSystem
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import delete_records
+from logstore.upkeep.retention import delete_records
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000

@@ -83,7 +83,7 @@ def test_an_app_id_refuses_another_file(duramen: Any, tmp_path: Path) -> None:
     assert (found.code, found.err) == (
         2,
         f"error: {other} is not the file that was appended as app id 'load': its first 2 lines differ. Give that file, "
-        "or choose another app id. `duramen produce --help` shows the way.\n",
+        "or choose another app id. `duramen produce --help` explains it.\n",
     )
     assert values(duramen) == ["v0", "v1"]
 

@@ -87,8 +87,8 @@ def test_a_dry_run_shows_the_plan(accounts: Path, duramen: Command) -> None:
     [
         (["nothing"], 1, "no topic is called nothing"),
         (["accounts", "--as-of-offsets", "{"], 2, "not JSON of the form"),
-        (["accounts", "--as-of-offsets", '{"0": "x"}'], 2, "no whole number"),
-        (["accounts", "--as-of-offsets", '{"1": 0}'], 2, "says nothing of partition 0"),
+        (["accounts", "--as-of-offsets", '{"0": "x"}'], 2, "not a whole number"),
+        (["accounts", "--as-of-offsets", '{"1": 0}'], 2, "lacks partition 0"),
         (["accounts", "--as-of-offsets", '{"0": 9}'], 1, "asks for 9, the log ends at 5"),
         (["accounts", "--as-of-offsets", '{"0": 1}', "--as-of-timestamp", "1"], 2, "exclude each other"),
         (["accounts", "--format", "parquet"], 2, "--output-file FILE"),

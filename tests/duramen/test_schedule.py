@@ -116,13 +116,13 @@ def test_once_does_all_there_is_to_do(accounts: Path, duramen: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "toml", "code", "expected"),
     [
-        (["--interval", "compaction=0"], "", 2, "the interval of compaction = 0 ms is no interval"),
+        (["--interval", "compaction=0"], "", 2, "the interval of compaction = 0 ms is too short"),
         (["--interval", "compaction=soon"], "", 2, "takes milliseconds, not 'soon'"),
         (["--interval", "cleaning=1000"], "", 2, "there is no job 'cleaning'"),
         (["--metrics-port", "70000"], "", 2, "--metrics-port"),
         (["--metrics-host", "no such host"], "", 1, "cannot serve metrics on no such host:9464"),
         ([], "log.retention.check.interval.ms = 0", 2, "log.retention.check.interval.ms = 0"),
-        ([], "log.flush.scheduler.interval.ms = 0", 2, "log.flush.scheduler.interval.ms = 0 ms is no interval"),
+        ([], "log.flush.scheduler.interval.ms = 0", 2, "log.flush.scheduler.interval.ms = 0 ms is too short"),
         ([], "[log", 2, "malformed TOML on line"),
     ],
 )

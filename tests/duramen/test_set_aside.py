@@ -24,7 +24,7 @@ def test_a_batch_whose_staged_files_are_gone_is_given_up_only_when_asked(duramen
         committer = Committer(store)
         target = committer.target("orders")
         staging = Staging(store)
-        writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(), now_ms=1)
+        writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=1)
         writer.write(target, table_of([Record(b"k", b"v")] * 3).to_batches()[0])
 
         def die(*_: object) -> None:

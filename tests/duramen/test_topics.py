@@ -22,7 +22,8 @@ def test_a_topic_over_its_life(duramen: Command, store_path: Path) -> None:
     assert created.json["created"] is True
     assert topic["partitions"] == 3
     assert topic["configs"] == {"cleanup.policy": "compact"}
-    assert duramen("topics", "list", output="json").json == {"topics": [topic], "strays": []}
+    extent = {"size_bytes": 0, "records": 0, "records_exact": True}
+    assert duramen("topics", "list", output="json").json == {"topics": [topic | extent], "strays": []}
     assert duramen("topics", "describe", "orders", output="json").json["topic"] == topic
 
     altered = duramen(
@@ -51,10 +52,26 @@ def test_text_is_a_table_for_people(duramen: Command) -> None:
     duramen("topics", "create", "orders", "--partitions", 3)
     duramen("topics", "create", "events", "--config", "cleanup.policy=")
     listed = duramen("topics", "list").out.splitlines()
-    assert listed[0].split() == ["topic", "partitions", "cleanup.policy", "id"]
-    assert listed[1].split()[:3] == ["events", "1", "(none)"]
-    assert listed[2].split()[:3] == ["orders", "3", "delete"]
+    assert listed[0].split() == ["topic", "partitions", "size", "records", "cleanup.policy"]
+    assert listed[1].split() == ["events", "1", "0", "B", "0", "(none)"]
+    assert listed[2].split() == ["orders", "3", "0", "B", "0", "delete"]
     assert "partitions      3" in duramen("topics", "describe", "orders").out
+
+
+def test_size_and_records_of_a_topic(duramen: Command, orders: Path) -> None:
+    (found,) = duramen("topics", "list", output="json").json["topics"]
+    described = duramen("describe", output="json").json["topics"][0]["partitions"]
+    assert found["size_bytes"] == sum(each["size_bytes"] for each in described) > 0
+    assert (found["records"], found["records_exact"]) == (150, True)
+    assert duramen("delete-records", "orders", "--partition", 0, "--before-offset", 30, "--yes").code == 0
+    assert duramen("topics", "alter", "orders", "--config", "cleanup.policy=compact").code == 0
+    assert duramen("topics", "list", output="json").json["topics"][0]["records"] == 120
+    assert duramen("compact", "--roll-active").code == 0
+    (after,) = duramen("topics", "list", output="json").json["topics"]
+    assert (after["records"], after["records_exact"]) == (120, False)
+    assert " ≤120 " in duramen("topics", "list").out
+    (orders / "state" / found["id"] / "1").write_bytes(b"damaged")
+    assert duramen("topics", "list", output="json").json["topics"][0]["records"] is None
 
 
 def test_templates_fill_a_topic_and_config_is_stronger(duramen: Command) -> None:

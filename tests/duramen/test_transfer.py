@@ -47,7 +47,7 @@ def test_import_makes_the_store(
     monkeypatch.setenv("DURAMEN_STORE", str(tmp_path / "new"))
     text = duramen("import", tmp_path / "broker")
     assert text.code == 0
-    assert text.out.splitlines()[0].split()[:3] == ["topic", "partition", "segments"]
+    assert text.out.splitlines()[0].split()[:2] == ["partition", "segments"]
 
 
 def test_import_of_a_torn_log_says_so(

@@ -64,7 +64,7 @@ WRONG = [
         2,
         (
             "error: no store given: use --store DIR before the command, or set DURAMEN_STORE. `duramen "
-            "topics list --help` shows the way.\n"
+            "topics list --help` explains it.\n"
         ),
     ),
     (
@@ -109,17 +109,17 @@ WRONG = [
     (
         "frobnicate",
         2,
-        ("error: No such command 'frobnicate'. `duramen --help` shows the way.\n"),
+        ("error: No such command 'frobnicate'. `duramen --help` explains it.\n"),
     ),
     (
         "--store store topics creat t",
         2,
-        ("error: No such command 'creat'. Did you mean 'create'? `duramen topics --help` shows the way.\n"),
+        ("error: No such command 'creat'. Did you mean 'create'? `duramen topics --help` explains it.\n"),
     ),
     (
         "--store store topics create",
         2,
-        ("error: Missing argument 'NAME'. `duramen topics create --help` shows the way.\n"),
+        ("error: Missing argument 'NAME'. `duramen topics create --help` explains it.\n"),
     ),
     (
         "--store store topics create a/b",
@@ -139,7 +139,7 @@ WRONG = [
         2,
         (
             "error: Invalid value for '--partitions': 0 is too small; the least is 1. `duramen topics create "
-            "--help` shows the way.\n"
+            "--help` explains it.\n"
         ),
     ),
     (
@@ -147,7 +147,7 @@ WRONG = [
         2,
         (
             "error: Invalid value for '--partitions': 'many' is not a whole number. `duramen topics create "
-            "--help` shows the way.\n"
+            "--help` explains it.\n"
         ),
     ),
     (
@@ -176,7 +176,7 @@ WRONG = [
     (
         "--store store topics create t --config segment.bytes",
         2,
-        ("error: --config takes name=value, not 'segment.bytes'. `duramen topics create --help` shows the way.\n"),
+        ("error: --config takes name=value, not 'segment.bytes'. `duramen topics create --help` explains it.\n"),
     ),
     (
         "--store store topics create t --config-file missing.toml",
@@ -198,7 +198,7 @@ WRONG = [
         2,
         (
             "error: nothing to alter: give --config, --config-file, --unset, --partitions or --defaults. "
-            "`duramen topics alter --help` shows the way.\n"
+            "`duramen topics alter --help` explains it.\n"
         ),
     ),
     (
@@ -211,7 +211,7 @@ WRONG = [
         2,
         (
             "error: Delete orders, 2 partitions and all their records? Not a terminal; pass --yes to "
-            "confirm, or look first with --dry-run. `duramen topics delete --help` shows the way.\n"
+            "confirm, or look first with --dry-run. `duramen topics delete --help` explains it.\n"
         ),
     ),
     (
@@ -295,7 +295,7 @@ WRONG = [
         2,
         (
             "error: --compression is 'brotli'; use none, gzip, snappy, lz4 or zstd. `duramen produce --help` "
-            "shows the way.\n"
+            "explains it.\n"
         ),
     ),
     (
@@ -303,7 +303,7 @@ WRONG = [
         2,
         (
             "error: --app-id and --from-line exclude each other: the app id knows from which line to go on. "
-            "`duramen produce --help` shows the way.\n"
+            "`duramen produce --help` explains it.\n"
         ),
     ),
     (
@@ -316,7 +316,7 @@ WRONG = [
         2,
         (
             "error: an offset means something in one partition only: give one topic, and --partition too. "
-            "`duramen consume --help` shows the way.\n"
+            "`duramen consume --help` explains it.\n"
         ),
     ),
     (
@@ -337,7 +337,7 @@ WRONG = [
         2,
         (
             "error: --from-offset takes a number, earliest or latest, not 'last'. `duramen consume --help` "
-            "shows the way.\n"
+            "explains it.\n"
         ),
     ),
     (
@@ -346,24 +346,34 @@ WRONG = [
         ("error: the value is not UTF-8 (offset 0). Use --encoding base64.\n"),
     ),
     (
+        "--store store consume orders --format json",
+        2,
+        (
+            "error: --format 'json' shows nothing of a record; there are %t topic, %p partition, %o offset, %k key, "
+            "%s value, %T timestamp, %h headers, %K and %S lengths. Without it, records are JSON. `duramen consume "
+            "--help` explains it.\n"
+        ),
+    ),
+    (
         "--store store consume orders --encoding hex",
         2,
         (
             "error: Invalid value for '--encoding': 'hex' is not one of 'utf8', 'base64'. `duramen consume "
-            "--help` shows the way.\n"
+            "--help` explains it.\n"
         ),
     ),
     (
         "--store store consume",
         2,
-        ("error: Missing argument 'TOPIC...'. `duramen consume --help` shows the way.\n"),
+        ("error: Missing argument 'TOPIC...'. `duramen consume --help` explains it.\n"),
     ),
     (
         "--store store offsets orders --timestamp yesterday",
         2,
         (
-            "error: --timestamp takes milliseconds, earliest, latest or max-timestamp, not 'yesterday'. "
-            "`duramen offsets --help` shows the way.\n"
+            "error: --timestamp takes earliest, latest, max-timestamp or a time: 'yesterday' is not a time; write "
+            "milliseconds, ISO 8601 (2026-11-01T10:00Z) or how long ago (-90s, -15m, -1h, -7d). "
+            "`duramen offsets --help` explains it.\n"
         ),
     ),
     (
@@ -379,25 +389,22 @@ WRONG = [
     (
         "--store store get orders",
         2,
-        ("error: Missing argument 'KEY'. `duramen get --help` shows the way.\n"),
+        ("error: Missing argument 'KEY'. `duramen get --help` explains it.\n"),
     ),
     (
         "--store store get orders %% --encoding base64",
         2,
-        ("error: KEY is not base64: Only base64 data is allowed. `duramen get --help` shows the way.\n"),
+        ("error: KEY is not base64: Only base64 data is allowed. `duramen get --help` explains it.\n"),
     ),
     (
         "--store store restore orders --as-of-offsets 5",
         2,
-        (
-            'error: --as-of-offsets is not JSON of the form {"0": 23, "1": 42}. `duramen restore --help` '
-            "shows the way.\n"
-        ),
+        ('error: --as-of-offsets is not JSON of the form {"0": 23, "1": 42}. `duramen restore --help` explains it.\n'),
     ),
     (
         "--store store restore orders --as-of-offsets '{\"0\":1}'",
         2,
-        ("error: --as-of-offsets says nothing of partition 1; topic orders has partitions 0 to 1.\n"),
+        ("error: --as-of-offsets lacks partition 1; topic orders has partitions 0 to 1.\n"),
     ),
     (
         '--store store restore orders --as-of-offsets \'{"0":99,"1":0}\'',
@@ -410,27 +417,24 @@ WRONG = [
     (
         '--store store restore orders --as-of-offsets \'{"0":1,"1":0}\' --as-of-timestamp 5',
         2,
-        ("error: --as-of-offsets and --as-of-timestamp exclude each other. `duramen restore --help` shows the way.\n"),
+        ("error: --as-of-offsets and --as-of-timestamp exclude each other. `duramen restore --help` explains it.\n"),
     ),
     (
         "--store store restore orders --format parquet",
         2,
-        (
-            "error: Parquet is not for standard output: give --output-file FILE. `duramen restore --help` "
-            "shows the way.\n"
-        ),
+        ("error: Parquet is not for standard output: give --output-file FILE. `duramen restore --help` explains it.\n"),
     ),
     (
         "--store store restore orders --output-file nowhere/x",
         2,
-        ("error: --output-file nowhere/x: there is no directory nowhere. `duramen restore --help` shows the way.\n"),
+        ("error: --output-file nowhere/x: there is no directory nowhere. `duramen restore --help` explains it.\n"),
     ),
     (
         "dump notes.log",
         2,
         (
             "error: notes.log is not a file of a log: those have names such as 00000000000000000000.log. To "
-            "see the records of a topic, use `duramen consume`. `duramen dump --help` shows the way.\n"
+            "see the records of a topic, use `duramen consume`. `duramen dump --help` explains it.\n"
         ),
     ),
     (
@@ -441,7 +445,7 @@ WRONG = [
     (
         "dump empty",
         2,
-        ("error: no file of a log was given, and the folders given hold none. `duramen dump --help` shows the way.\n"),
+        ("error: no file of a log was given, and the folders given hold none. `duramen dump --help` explains it.\n"),
     ),
     (
         "--store store dump orders",
@@ -451,14 +455,14 @@ WRONG = [
     (
         "--store store compact events",
         2,
-        ("error: there is no place for 'events' here. `duramen compact --help` shows the way.\n"),
+        ("error: there is no place for 'events' here. `duramen compact --help` explains it.\n"),
     ),
     (
         "--store store compact --engine flink",
         2,
         (
             "error: Invalid value for '--engine': 'flink' is not one of 'local', 'spark'. `duramen compact "
-            "--help` shows the way.\n"
+            "--help` explains it.\n"
         ),
     ),
     (
@@ -469,7 +473,7 @@ WRONG = [
     (
         "--store store delete-records orders",
         2,
-        ("error: Missing option '--partition'. `duramen delete-records --help` shows the way.\n"),
+        ("error: Missing option '--partition'. `duramen delete-records --help` explains it.\n"),
     ),
     (
         "--store store delete-records orders --partition 0 --before-offset 99 --yes",
@@ -484,7 +488,7 @@ WRONG = [
         2,
         (
             "error: Delete the records of orders-0 from 0 up to (not including) 1? Not a terminal; pass "
-            "--yes to confirm, or look first with --dry-run. `duramen delete-records --help` shows the way.\n"
+            "--yes to confirm, or look first with --dry-run. `duramen delete-records --help` explains it.\n"
         ),
     ),
     (
@@ -525,19 +529,19 @@ WRONG = [
     (
         "--store store prove-erased orders",
         2,
-        ("error: Missing argument 'KEY...'. `duramen prove-erased --help` shows the way.\n"),
+        ("error: Missing argument 'KEY...'. `duramen prove-erased --help` explains it.\n"),
     ),
     (
         "--store store transactions abort orders",
         2,
-        ("error: Missing option '--partition'. `duramen transactions abort --help` shows the way.\n"),
+        ("error: Missing option '--partition'. `duramen transactions abort --help` explains it.\n"),
     ),
     (
         "--store store schedule --interval compaction=soon",
         2,
         (
             "error: --interval compaction takes milliseconds, not 'soon'; 30s, 5m, 2h and 1d work, too. "
-            "`duramen schedule --help` shows the way.\n"
+            "`duramen schedule --help` explains it.\n"
         ),
     ),
     (
@@ -548,7 +552,7 @@ WRONG = [
     (
         "--output xml topics list",
         2,
-        ("error: Invalid value for '--output': 'xml' is not one of 'text', 'json'. `duramen --help` shows the way.\n"),
+        ("error: Invalid value for '--output': 'xml' is not one of 'text', 'json'. `duramen --help` explains it.\n"),
     ),
     (
         "--store store verify order",

@@ -2,7 +2,7 @@
 
 Told by one JSON argument where it runs and what befalls it. `format`: it writes by this data source, not by the sink.
 `kill`: the step behind which it kills itself, in the batch `batch`. `stalls`: by batch the step at which it stops
-itself until somebody wakes it. Steps are those of docs/protocols.md, "Exactly-once append"; `any` is some moment within
+itself until somebody wakes it. Steps are those of docs/protocols.md, "Commit"; `any` is some moment within
 the batch.
 """
 

@@ -148,7 +148,7 @@ def test_an_executor_that_sees_another_folder_is_told_of(
     spark: Spark, checked: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver's token is one that no file of the executors has: as if the path led them to another file system."""
-    monkeypatch.setattr("streaming.sink.store_token", lambda store: "of another file system")
+    monkeypatch.setattr("logstore.commit.plan_folder.store_token", lambda store: "of another file system")
     with pytest.raises(UnsuitableFileSystem) as caught:
         LogSink(checked.path, "orders", app_id="app").write(rows(spark, "'v' as value"), 0)
     for words in ("does not see the driver's store", checked.path, "all executors share"):
@@ -271,7 +271,7 @@ def test_a_disk_that_is_full_after_the_commit_is_made_good_by_the_next_holder(
     [
         ({"subscribe": "nothing"}, "no topic is called nothing"),
         ({"subscribe": "orders", "startingOffsets": "{"}, "startingOffsets is not JSON of the form"),
-        ({"subscribe": "orders", "startingOffsets": '{"orders": {"0": 0}}'}, "says nothing of orders-1, orders-2"),
+        ({"subscribe": "orders", "startingOffsets": '{"orders": {"0": 0}}'}, "lacks orders-1, orders-2"),
         (
             {
                 "subscribe": "orders",
@@ -297,7 +297,7 @@ def test_reads_that_cannot_be(spark: Spark, store: LogStore, options: dict[str, 
     ("given", "kind", "said"),
     [
         ({"topic": "nothing"}, UnknownTopic, "no topic is called nothing"),
-        ({"as_of_offsets": {0: 0}}, InvalidConfig, "as_of_offsets says nothing of partition 1"),
+        ({"as_of_offsets": {0: 0}}, InvalidConfig, "as_of_offsets lacks partition 1"),
         ({"as_of_offsets": {0: 0, 1: 0, 2: 0, 3: 0}}, InvalidConfig, "names partition 3"),
         ({"as_of_offsets": {0: "1", 1: 0, 2: 0}}, InvalidConfig, "expected a whole number"),
         ({"as_of_offsets": {0: 2, 1: 0, 2: 0}}, OffsetOutOfRange, "asks for 2, the log ends at 1"),

@@ -14,8 +14,8 @@ import pytest
 from compaction.lab import NOW_MS, Lab
 from compaction_job import spark_engine
 from compaction_job.spark_engine import SparkEngine
-from logstore.cleaner.cleaner import Engine, LocalEngine, run_pass
-from logstore.cleaner.dedupe_map import MapSettings
+from logstore.cleaner.cleaner import run_pass
+from logstore.cleaner.engine import Engine, LocalEngine
 from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.work import Cleaned, CleaningOptions
 from logstore.errors import CorruptBatch
@@ -23,6 +23,7 @@ from logstore.files import OS_FILES
 from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
+from logstore.records.offset_map import MapSettings
 from logstore.records.record import Record
 
 SEGMENT_BYTES = 1_000

@@ -196,7 +196,7 @@ def _is_refused(store: LogStore, target: TopicTarget, batch: pa.RecordBatch, cod
 
     staging = Staging(store)
     try:
-        writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(codec), now_ms=store.clock.now_ms())
+        writer = StagedWriter(staging.output(), options=EncodeOptions(codec), now_ms=store.clock.now_ms())
         try:
             writer.write(target, batch)
         except DuramenError:

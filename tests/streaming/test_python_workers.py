@@ -47,3 +47,40 @@ def test_a_driver_whose_environment_is_not_activated_works_and_a_bare_python_is_
     assert lines[:1] == ["1 1"], done.stdout + done.stderr[-3000:]
     assert "the Python of Spark's workers has no package" in lines[1]
     assert "PYSPARK_PYTHON" in lines[1]
+
+
+READ = """
+import sys
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+try:
+    builder.getOrCreate().read.format("duramen").load(sys.argv[1])
+    print("found")
+except Exception as error:
+    print(error)
+"""
+
+
+def test_the_data_source_is_found_by_the_variable_that_the_docs_name(tmp_path: Path) -> None:
+    """Spark looks for it before any code of ours runs; what it says otherwise stands in docs/troubleshooting.md."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "PYTHON"))}
+    variables["PATH"] = f"{tmp_path / 'bare' / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}"
+    variables["PYTHONPATH"] = str(ROOT)
+    said = []
+    for more in ({}, {"PYSPARK_PYTHON": sys.executable}):
+        done = subprocess.run(
+            [sys.executable, "-c", READ, str(tmp_path / "store")],
+            env=variables | more,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        said.append(done.stdout)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    for words in ("DATA_SOURCE_NOT_FOUND", "Failed to find the data source: duramen"):
+        assert words in said[0]
+        assert words in page
+    assert said[1].splitlines()[-1:] == ["found"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from logstore.commit.committer import Committer
+from logstore.commit.folder_outputs import check_sees_store, store_token
 from logstore.errors import (
     InvalidConfig,
     InvalidPartition,
@@ -30,8 +31,7 @@ from logstore.store import LogStore
 from streaming import restore_into_delta
 from streaming.flusher import flush_now
 from streaming.options import SinkOptions
-from streaming.sink import LogSink, store_token
-from streaming.tasks import check_sees_store
+from streaming.sink import LogSink
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
 Spark = Any
@@ -177,7 +177,7 @@ def test_rows_sort_by_any_column_and_columns_of_no_record_are_left_out_with_one_
     assert [record.value for record in everything(read_all, store)] == [b"%d" % n for n in range(60)]
     told = [record.getMessage() for record in caplog.records if record.name == "duramen"]
     assert told == [
-        "columns that are no part of a record are left out: region, timestmap. Did you mean timestamp by timestmap?"
+        "columns that are not part of a record are left out: region, timestmap. Did you mean timestamp by timestmap?"
     ]
     with pytest.raises(InvalidConfig, match="order_by is 'sequenze', and there is no such column"):
         sink(store, order_by="sequenze").write(rows, 2)
@@ -297,6 +297,30 @@ def test_a_large_batch_is_appended_by_tasks(
     rows = spark.range(3000).selectExpr("cast(id as string) as key", "cast(id as string) as value")
     sink(store).write(rows, 0)
     assert sorted(int(record.value or b"") for record in everything(read_all, store)) == list(range(3000))
+
+
+def test_tasks_on_another_host_append_in_the_drivers_name(
+    spark: Spark, store: LogStore, read_all: ReadAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's boot id is made up here, so the workers are on another host: they sync, and the driver goes on."""
+    monkeypatch.setattr("streaming.sink.APPLY_ON_DRIVER_BYTES", 0)
+    for module in ("streaming.sink", "logstore.directory.tails"):
+        monkeypatch.setattr(f"{module}.boot_id", lambda: "driver")
+    opened: list[str] = []
+    open_log = LogStore.open_log
+
+    def counted(self: LogStore, *of: Any, **how: Any) -> Any:
+        opened.append(self.path)
+        return open_log(self, *of, **how)
+
+    monkeypatch.setattr(LogStore, "open_log", counted)
+    given, topic = sink(store), store.topic("orders")
+    for batch in range(3):
+        given.write(spark.range(300).selectExpr("cast(id as string) as key", "cast(id as string) as value"), batch)
+        with store.tails(topic) as slots:
+            assert slots.not_of_this_boot(range(topic.partitions)) == []
+    assert store.path not in opened, "no log was checked"
+    assert len(everything(read_all, store)) == 900
 
 
 def test_staging_goes_when_the_flush_has_been(spark: Spark, store: LogStore) -> None:

@@ -18,7 +18,7 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from streaming.flusher import flush_now
 from streaming.sink import LogSink
-from streaming.transfer import WideRows, Width, not_adding_up, width_of
+from streaming.transfer import WideRows, Width, bounded_by_rows, width_of
 
 Spark = Any
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
@@ -101,14 +101,14 @@ def test_limits_are_back_when_the_last_of_several_is_done(spark: Spark) -> None:
     inside, leave = threading.Barrier(2), threading.Event()
 
     def stay() -> None:
-        with not_adding_up(spark, width):
+        with bounded_by_rows(spark, width):
             inside.wait()
             leave.wait()
 
     other = threading.Thread(target=stay)
     other.start()
     inside.wait()
-    with not_adding_up(spark, width):
+    with bounded_by_rows(spark, width):
         assert limits(spark) == (NO_LIMIT, "100")
     assert limits(spark) == (NO_LIMIT, "100")
     leave.set()

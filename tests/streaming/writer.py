@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from logstore.commit.committer import Committer
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import retain
+from logstore.upkeep.retention import retain
 
 TOPIC = "orders"
 KEYS = 97

@@ -21,7 +21,8 @@ from logstore.compaction.planning import PartitionPlan
 from logstore.compaction.receipts import Run
 from logstore.records.record import Record
 from logstore.store import LogStore
-from logstore.transfer.kafka_import import examine, import_topics
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = {"cleanup.policy": "compact", "segment.bytes": 20_000, "file.delete.delay.ms": 0}
