@@ -10,19 +10,28 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.7
 ZIG_VERSION := 0.17.0
 AIRFLOW_VENV := build/airflow-venv
+DOCS_VENV := build/docs-venv
 
-.PHONY: help setup demo test soak airflow bench wheel lint format lock clean
+.PHONY: help setup demo demo-bucket test docs soak airflow bench screenshots wheel lint format lock clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.kernels ## make .venv: locked dependencies, the project, compiled kernels
 
 demo: setup ## a first look: a stream into a topic, killed and restarted, and its state restored
 	@$(BIN)/python -m duramen.demo
 
+demo-bucket: setup ## the same with a store in a bucket, and the requests of each micro-batch
+	@$(BIN)/python -m duramen.demo_bucket
+
 test: setup ## every suite, then a table of them; SUITES="unit lint" runs only those
 	@$(BIN)/python tests/suites.py $(SUITES)
+
+docs: $(DOCS_VENV)/.setup ## build/site/: the documentation as a web site; warnings are errors
+	@$(PYTHON) tests/docs/pictures.py || { echo "The console's page has changed: taking its pictures"; $(MAKE) screenshots; }
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+	@echo "Open build/site/index.html; for its search: python3 -m http.server --directory build/site"
 
 soak: setup ## the long runs: ten million fuzz cases, hours of crashes
 	@$(BIN)/python tests/suites.py --soak $(SUITES)
@@ -32,6 +41,10 @@ airflow: setup $(AIRFLOW_VENV)/.setup ## the DAGs in a real Airflow, which has a
 
 bench: setup ## speed and memory, side by side with Kafka's own log class; ARGS="..." is passed on
 	@$(BIN)/python -m bench $(ARGS)
+
+screenshots: setup ## docs/images/: the pictures of the console, taken anew by its tests
+	@$(BIN)/python -m pytest -q tests/console/browser/test_screenshots.py
+	@$(BIN)/python tests/docs/pictures.py --keep
 
 wheel: setup ## dist/: the wheel with compiled kernels, and the sdist; MACHINE=aarch64 builds for another machine
 	@$(if $(MACHINE),[ "$(MACHINE)" = "$$(uname -m)" ] || $(BIN)/python -m pip install --quiet \
@@ -55,8 +68,9 @@ lock: build/lock/bin/uv ## write requirements*.lock anew from pyproject.toml; UP
 	@$(COMPILE) pyproject.toml --generate-hashes --group dev --extra spark --extra delta -c requirements.lock \
 	    -o requirements-dev.lock > /dev/null
 	@$(COMPILE) pyproject.toml --group dev --all-extras -c requirements.lock > /dev/null
+	@$(COMPILE) --group docs --generate-hashes -c requirements-dev.lock -o requirements-docs.lock > /dev/null
 	@$(COMPILE) airflow_dags/requirements.in --generate-hashes -o requirements-airflow.lock > /dev/null
-	@git --no-pager diff --stat -- requirements.lock requirements-dev.lock requirements-airflow.lock
+	@git --no-pager diff --stat -- 'requirements*.lock'
 
 clean: ## remove what was built, but not .venv
 	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/conformance/target
@@ -99,6 +113,14 @@ $(AIRFLOW_VENV)/.setup: requirements-airflow.lock
 	@echo "Making Airflow's environment, $(AIRFLOW_VENV) (a minute or two)"
 	@$(PYTHON) -m venv --clear $(AIRFLOW_VENV)
 	@$(AIRFLOW_VENV)/bin/python -m pip install $(FROM_LOCK) requirements-airflow.lock
+	@touch $@
+
+# The site needs neither Spark nor the engine's dependencies, so it has a small environment of its own.
+$(DOCS_VENV)/.setup: requirements-docs.lock
+	@[ -n "$(PYTHON)" ] || { echo "$$NO_PYTHON" >&2; exit 1; }
+	@echo "Making the environment of the documentation, $(DOCS_VENV) (half a minute)"
+	@$(PYTHON) -m venv --clear $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install $(FROM_LOCK) requirements-docs.lock
 	@touch $@
 
 # Compiling takes seconds, and far longer when several processes do it at once, so it is done here, once.

@@ -21,6 +21,12 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 MOVED = ("logstore", "streaming", "compaction_job")
+#: folders with files for operators, and what these end in
+CONF = [
+    f"duramen.{name}"
+    for name in ("conf", *(f"conf.{each.name}" for each in (ROOT / "conf").iterdir() if each.is_dir()))
+]
+CONF_FILES = ["*.toml", "*.yml", "*.yaml", "*.json", "*.service", "*.timer", "*.conf"]
 EDITABLE = bool({"editable_wheel", "develop"} & set(sys.argv))
 #: the machine the kernels are compiled for; another one than this needs the package ziglang for its linker
 MACHINE = os.environ.get("DURAMEN_WHEEL_MACHINE") or platform.machine()
@@ -94,21 +100,21 @@ else:
         *find_packages(str(ROOT), include=["duramen", "duramen.*"]),
         *(f"duramen.{name}" for name in inner),
         "duramen.airflow_dags",
-        "duramen.conf",
-        "duramen.conf.topics",
+        *CONF,
     ]
     package_dir = {f"duramen.{name}": name.replace(".", "/") for name in inner}
-    package_dir |= {
-        "duramen.airflow_dags": "airflow_dags",
-        "duramen.conf": "conf",
-        "duramen.conf.topics": "conf/topics",
-    }
+    package_dir |= {"duramen.airflow_dags": "airflow_dags"}
+    package_dir |= {name: name.removeprefix("duramen.").replace(".", "/") for name in CONF}
 
 setup(
     distclass=WithLibraries,
     packages=packages,
     package_dir=package_dir,
     py_modules=["pyspark_duramen"],
-    package_data={"": ["py.typed", "*.toml", "*.in"]},
+    package_data={
+        "": ["py.typed", "*.in"],
+        "duramen.console": ["page/*", "page/*/*"],
+        **({} if EDITABLE else dict.fromkeys(CONF, CONF_FILES)),
+    },
     cmdclass={"build_py": BuildPackages, "bdist_wheel": PlatformWheel},
 )

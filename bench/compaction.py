@@ -25,13 +25,13 @@ from bench import machine
 from bench.kafka import TimedKafka
 from bench.memory import Sampler
 from bench.result import Result, median, rate
-from logstore.cleaner.cleaner import clean_partition
-from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.work import PassReport
 from logstore.config import LogConfig
 from logstore.files import OS_FILES
 from logstore.records.compression import codec_by_name
+from logstore.records.offset_map import MapSettings
 from logstore.topic import TopicPartition
+from reference.cleaning import clean_partition
 from reference.partition_writer import PartitionWriter
 
 PARTITION = TopicPartition("t", 0)

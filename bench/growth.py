@@ -20,8 +20,11 @@ import pyarrow as pa
 
 from bench import machine
 from bench.result import Result, median
-from compaction_job.job import Report, compact, plan, retain_all
-from logstore.compaction.planning import KIND
+from compaction_job.choice import Choice
+from compaction_job.job import compact, plan
+from compaction_job.report import Report
+from compaction_job.retention import retain_all
+from logstore.compaction.failures import KIND
 from logstore.ledger import Ledger
 from logstore.ledger.rows import COMMITS, DONE, RUNS
 from logstore.ledger.table import Change
@@ -170,7 +173,7 @@ def _wide(path: Path, size: int) -> Iterator[Result]:
         batches = [_timed(lambda: store.append("wide", _rows(size, size))) for _ in range(3)]
         few = [_timed(lambda: store.append("wide", _rows(size, 10))) for _ in range(5)]
         idle = _timed(lambda: compact(store, retention=False)), _timed(lambda: compact(store))
-        retained = _timed(lambda: retain_all(store, None, None, store.clock.now_ms(), Report("r", "local", 0)))
+        retained = _timed(lambda: retain_all(store, Choice(), Report("r", "local", store.clock.now_ms())))
         planned = _timed(lambda: plan(store, estimate=False))
         files = len(os.listdir("/proc/self/fd"))
     name, others = f"{size:,} partitions", watch.others_cores

@@ -18,6 +18,7 @@ from bench.append import CONFIG
 from bench.kafka import TimedKafka
 from bench.result import Result, median, rate
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.partition.environment import LastKnown
 from logstore.partition.log import PartitionLog
 from logstore.partition.reader import PartitionReader
@@ -54,7 +55,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
             ) as log:
                 end = log.log_end_offset
             reader = PartitionReader(
-                str(directory), partition=partition, state_path=str(state_path), high_watermark=partial(int, end)
+                PartitionPlace(str(directory), partition, str(state_path)), high_watermark=partial(int, end)
             )
             ours: list[float] = []
             in_place: list[float] = []

@@ -61,8 +61,12 @@ SUITES = (
     Suite("docs", ("tests/docs",), needs_java=True, arguments=("--timeout=900",)),
     Suite("airflow", ("tests/airflow_dags",), needs_java=True, arguments=("--timeout=1200",)),
     Suite("versions", ("tests/versions",), needs_java=True, arguments=("--timeout=900",)),
+    Suite("console", ("tests/console",), needs_java=True, arguments=("--timeout=300",)),
     Suite("simulation", ("tests/simulation",)),
+    Suite("conf", ("tests/conf",), needs_java=True),
     Suite("crash", ("tests/crash",)),
+    # Where there is no versitygw yet, it is built first.
+    Suite("bucket", ("tests/bucket",), arguments=("--timeout=1500",)),
 )
 
 _DAY_S = 24 * 3600
@@ -86,8 +90,8 @@ SOAK_SUITES = (
         "commit",
         (
             "tests/logstore/commit/test_commit_*.py",
-            "tests/logstore/commit/test_settle.py",
-            "tests/logstore/ledger/test_durability.py",
+            "tests/logstore/commit/test_settling.py",
+            "tests/logstore/ledger/test_ledger_durability.py",
         ),
         env=_SOAK,
         arguments=("--timeout=0",),
@@ -110,6 +114,7 @@ SOAK_SUITES = (
         limit_s=_DAY_S,
     ),
     Suite("compaction", ("tests/compaction_job",), env=_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
+    Suite("bucket", ("tests/bucket/test_model.py",), env=_SOAK, arguments=("--timeout=0", "-rP"), limit_s=_DAY_S),
 )
 
 

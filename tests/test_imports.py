@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: The layers from the ground up. A module may import from its own layer and from those below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("logstore",),  # the package itself and the modules directly in it: errors, limits, clock, files, topic, ...
+    ("logstore.objects",),  # object storage, and what a store needs of it
     ("logstore.records",),
     ("logstore.segment",),
     ("logstore.directory",),  # what only a POSIX directory needs: small files, locks, tails, swaps
@@ -21,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("logstore.ledger",),
     ("logstore.topics",),
     ("logstore.commit", "logstore.restore"),
+    ("logstore.bucket",),  # what only a bucket needs: manifests, and what is decided by them
     ("logstore.compaction", "logstore.transfer"),
     ("logstore.upkeep",),
     ("logstore.store",),

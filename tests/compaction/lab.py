@@ -8,19 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from logstore.cleaner.cleaner import SWAP_BYTES, clean_partition, plan_pass
-from logstore.cleaner.dedupe_map import MapSettings
+from logstore.cleaner.cleaner import SWAP_BYTES, plan_pass
 from logstore.cleaner.eligibility import Cleanable, CleanerFacts, CleanerRules, SegmentAge, cleanable
 from logstore.cleaner.filter import LastRecord
-from logstore.cleaner.work import CleaningOptions, PassReport, PassWork
+from logstore.cleaner.work import CleaningOptions, LogToClean, PassReport, PassWork
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, read_state
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.reader import PartitionReader
+from logstore.records.offset_map import MapSettings
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.cleaning import clean_partition
 from reference.partition_writer import PartitionWriter
 
 NOW_MS = 1_700_000_000_000
@@ -118,25 +120,19 @@ class Lab:
             swap_bytes=swap_bytes,
         )
 
-    def work(self, map_settings: MapSettings) -> PassWork:
-        """A pass over all there is."""
-        return plan_pass(
-            OS_FILES,
-            self.directory,
-            self.state,
-            partition=self.partition,
-            config=self.config,
-            first_uncleanable_offset=self.end,
-            now_ms=NOW_MS,
-            map_settings=map_settings,
-            producers={},
-        )
+    def work(
+        self, map_settings: MapSettings, *, now_ms: int = NOW_MS, first_uncleanable_offset: int | None = None
+    ) -> PassWork:
+        """A pass over all there is, or up to `first_uncleanable_offset`."""
+        state = self.state
+        first_dirty = max(state.first_dirty_offset, state.log_start_offset)
+        end = self.end if first_uncleanable_offset is None else first_uncleanable_offset
+        log = LogToClean(self.partition, self.directory, state, self.config, first_dirty, end)
+        return plan_pass(OS_FILES, log, now_ms=now_ms, map_settings=map_settings, producers={})
 
     def reader(self) -> PartitionReader:
         return PartitionReader(
-            self.directory,
-            partition=self.partition,
-            state_path=self.state_path,
+            PartitionPlace(self.directory, self.partition, self.state_path),
             high_watermark=lambda: self.end,
             last_stable_offset=lambda: self.end,
         )

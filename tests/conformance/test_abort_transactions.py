@@ -14,7 +14,8 @@ from logstore.clock import ManualClock
 from logstore.commit.transactions import abort_transaction, open_transactions
 from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
-from logstore.transfer.kafka_import import examine, import_topics, stopped_source
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine, stopped_source
 
 CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 300, "retention.ms": -1}
 #: far above those a new cluster hands out

@@ -22,7 +22,8 @@ from logstore.partition.producer_state import AppendOrigin
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
-from logstore.transfer.kafka_import import examine, import_topics, stopped_source
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine, stopped_source
 from reference.partition_writer import writing
 
 SMALL = {"segment.bytes": 4000, "index.interval.bytes": 300, "retention.ms": -1}

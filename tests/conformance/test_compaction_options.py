@@ -11,9 +11,9 @@ import pytest
 
 from compaction.lab import NOW_MS, Lab
 from conformance.kafka import Kafka
-from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.work import CleaningOptions
 from logstore.records.marks import ORDER_HEADER, ORDER_TIMESTAMP
+from logstore.records.offset_map import MapSettings
 from logstore.records.record import Record
 
 OPTIONS = {

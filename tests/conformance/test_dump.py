@@ -61,7 +61,7 @@ def write(directory: Path, rng: random.Random, codec: str, level: int | None, **
             if at % 3 == 0:
                 log.append(records, codec_id=CODECS.index(codec), leader_epoch=at // 10)
             elif at % 3 == 1:
-                known = log.producers.last_state(at % 4)
+                known = log.producers.producers.get(at % 4)
                 sequence = 0 if known is None else known.last_sequence + 1
                 log.append_batches(transactional(records, codec, level, at % 4, sequence), leader_epoch=at // 10)
             elif at % 5 < 3:

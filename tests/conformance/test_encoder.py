@@ -23,10 +23,11 @@ from logstore.limits import DEFAULT_LIMITS
 from logstore.records.columns import columns_of
 from logstore.records.control import encode_marker
 from logstore.records.decoder import Decoder
-from logstore.records.encoder import BatchOptions, Encoder, encode_batch, encode_empty_batch
+from logstore.records.encoder import BatchOptions, Encoder, encode_batch
 from logstore.records.iterate import iter_records
 from logstore.records.record import Record, TimestampType
 from logstore.records.scan import scan_batches
+from reference.empty_batch import encode_empty_batch
 from reference.partition_writer import PartitionWriter
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"

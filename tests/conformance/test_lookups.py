@@ -50,7 +50,7 @@ def grow(rng: random.Random, twins: Twins) -> None:
             twins.replicate(twins.build(records, **fields))
         elif kind < 0.85:
             producer_id = rng.randrange(4)
-            known = twins.log.producers.last_state(producer_id)
+            known = twins.log.producers.producers.get(producer_id)
             fields = {"producer_id": producer_id, "producer_epoch": 0, "transactional": True}
             fields["base_sequence"] = 0 if known is None else known.last_sequence + 1
             twins.append_batch(twins.build(records, codec=rng.choice(CODECS), **fields))

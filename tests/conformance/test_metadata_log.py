@@ -11,9 +11,10 @@ from conformance.kafka import Kafka, record
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS
 from logstore.store import LogStore
-from logstore.transfer.kafka_import import examine, import_topics, stopped_source
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine, stopped_source
 from logstore.transfer.kraft_metadata import read_cluster_metadata
-from logstore.upkeep.maintenance import retain
+from logstore.upkeep.retention import retain
 
 #: often enough that there are snapshots to read
 SNAPSHOTS = {"metadata.log.max.record.bytes.between.snapshots": 4000, "metadata.log.max.snapshot.interval.ms": 1000}

@@ -26,6 +26,7 @@ from conformance.workload import (
 )
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.partition.reader import PartitionReader
 from reference.fetching import Isolation
 from reference.partition_writer import PartitionWriter
@@ -167,9 +168,7 @@ def assert_reads_the_same(
     assert {r.offset for r in committed} <= {r.offset for r in visible}
     assert [as_kafka(r) for r in log.records(isolation=Isolation.READ_COMMITTED)] == committed
     reader = PartitionReader(
-        str(directory),
-        partition=PARTITION,
-        state_path=str(state_path),
+        PartitionPlace(str(directory), PARTITION, str(state_path)),
         high_watermark=lambda: log.high_watermark,
         last_stable_offset=lambda: log.last_stable_offset,
     )

@@ -36,8 +36,10 @@ from conformance.workload import (
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.limits import DEFAULT_LIMITS
-from logstore.partition.recovery import RecoveryReport
-from logstore.partition.salvage import Partition, carry_out, plan_salvage
+from logstore.partition.recovery_report import RecoveryReport
+from logstore.partition.salvage import Partition
+from logstore.partition.salvage_planning import plan_salvage
+from logstore.partition.salvage_writing import carry_out
 from logstore.records.header import read_header
 from reference.fetching import Isolation
 from reference.partition_writer import PartitionWriter

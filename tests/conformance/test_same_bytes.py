@@ -164,7 +164,7 @@ class Workload:
         self.twins.append_batch(self.twins.build(self.records(most=8), codec=self.codec()), self.leader_epoch)
 
     def known(self, producer_id: int) -> ProducerState | None:
-        return self.twins.log.producers.last_state(producer_id)
+        return self.twins.log.producers.producers.get(producer_id)
 
     def next_of(self, producer_id: int) -> dict[str, Any]:
         """What the producer would send next."""
@@ -390,7 +390,7 @@ def test_what_we_compress_ourselves_differs_in_nothing_else(
             codec = rng.choice(LEGACY_CODECS)
             twins.append_batch(twins.build(plain, codec=codec, magic=rng.choice((0, 1))), at // 9)
         else:
-            known = twins.log.producers.last_state(7)
+            known = twins.log.producers.producers.get(7)
             fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
             fields["base_sequence"] = 0 if known is None else known.last_sequence + 1
             twins.append_batch(twins.build(records, codec=codec, **(fields if kind == 2 else {})), at // 9)

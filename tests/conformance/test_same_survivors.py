@@ -31,8 +31,6 @@ from conformance.workload import (
     partition_files,
     without_sizes,
 )
-from logstore.cleaner.cleaner import clean_partition
-from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.eligibility import cleanable
 from logstore.cleaner.filter import KEYLESS, LastRecord
 from logstore.cleaner.rewrite import GroupWriter
@@ -40,6 +38,8 @@ from logstore.cleaner.work import PassReport
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.directory.state import read_state, write_state
+from logstore.records.offset_map import MapSettings
+from reference.cleaning import clean_partition
 from reference.partition_writer import PartitionWriter
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"

@@ -294,7 +294,9 @@ class Twins:
         self._do(Op.truncate(offset), f"truncate to {offset}", lambda: self.log.truncate_to(offset))
 
     def start_anew(self, offset: int) -> None:
-        self._do(Op.truncate_fully(offset), f"start anew at {offset}", lambda: self.log.start_anew_at(offset))
+        self._do(
+            Op.truncate_fully(offset), f"start anew at {offset}", lambda: self.log.truncate_fully_and_start_at(offset)
+        )
 
     def advance_log_start(self, offset: int) -> None:
         self._do(Op.log_start(offset), f"log start {offset}", lambda: self.log.advance_log_start(offset))

@@ -156,9 +156,7 @@ class Role:
         targets = [committer.target(name) for name in (LEFT, RIGHT)]
         staging = Staging(committer.store)
         try:
-            writer = StagedWriter(
-                committer.store.fs, staging.folder, options=EncodeOptions(), now_ms=committer.store.clock.now_ms()
-            )
+            writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=committer.store.clock.now_ms())
             for target in targets:
                 writer.write(target, batch)
             committer.commit(staging, [writer.finish()], {target.id: target for target in targets}, app=app)

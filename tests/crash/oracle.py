@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field, replace
 
 from crash.workload import RECORDS_MAX, Operation, Place, records_of
+from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import read_state
 from logstore.files import FileSystem
 from logstore.partition.reader import PartitionReader
@@ -19,6 +20,7 @@ from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
 from logstore.segment.names import FileKind, Transient, parse_file_name
+from reference.epochs import epoch_for_offset
 from reference.fetching import Isolation
 from reference.partition_writer import PartitionWriter
 
@@ -203,10 +205,10 @@ def _check_producers(log: PartitionWriter, entries: tuple[Entry, ...]) -> None:
     for producer_id, entry in last.items():
         if entry.offset < log.log_start_offset:
             continue
-        state = log.producers.last_state(producer_id)
+        state = log.producers.producers.get(producer_id)
         assert state is not None, f"producer {producer_id} is forgotten"
         assert (state.last_sequence, state.last_data_offset) == (entry.last_sequence, entry.offset), state
-        if log.producers.last_state(producer_id) is not None and entry.last_sequence >= 0:
+        if log.producers.producers.get(producer_id) is not None and entry.last_sequence >= 0:
             _check_repeat(log, entry)
 
 
@@ -245,7 +247,7 @@ def _check_segments(log: PartitionWriter) -> None:
         for header in headers:
             assert header.base_offset is not None
             if header.base_offset >= log.log_start_offset:
-                assert log.epochs.epoch_for_offset(header.base_offset) == header.leader_epoch, (segment, header)
+                assert epoch_for_offset(log.epochs, header.base_offset) == header.leader_epoch, (segment, header)
 
 
 def check_files(fs: FileSystem, place: Place, log: PartitionWriter) -> None:
@@ -263,9 +265,7 @@ def check_files(fs: FileSystem, place: Place, log: PartitionWriter) -> None:
     assert state.log_start_offset == log.log_start_offset
     assert not state.closed
     reader = PartitionReader(
-        place.directory,
-        partition=log.partition,
-        state_path=place.state_path,
+        PartitionPlace(place.directory, log.partition, place.state_path),
         high_watermark=lambda: log.high_watermark,
         fs=fs,
     )

@@ -209,7 +209,7 @@ def draw_operation(rng: random.Random, log: PartitionWriter, now_ms: int) -> Ope
 
 def _draw_batch(rng: random.Random, log: PartitionWriter, seed: int, now_ms: int, count: int, epoch: int) -> Operation:
     producer_id = rng.choice(PRODUCER_IDS)
-    state = log.producers.last_state(producer_id)
+    state = log.producers.producers.get(producer_id)
     in_transaction = state is not None and state.current_txn_first_offset is not None
     if in_transaction and rng.random() < 0.4:
         return Operation(
@@ -278,7 +278,7 @@ class Writer:
         elif operation.kind == "retain":
             log.apply_retention()
         elif operation.kind == "anew":
-            log.start_anew_at(operation.offset)
+            log.truncate_fully_and_start_at(operation.offset)
         elif operation.kind == "flush":
             log.flush(operation.offset)
             self._write_recovery_point()

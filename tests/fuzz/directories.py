@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.partition.reader import PartitionReader
 from logstore.records.header import parse_header
 from logstore.records.iterate import iter_records
@@ -150,9 +151,7 @@ def open_log(root: str, config: LogConfig, *, clean: bool) -> PartitionWriter:
 
 def open_reader(root: str, sound: Sound) -> PartitionReader:
     return PartitionReader(
-        os.path.join(root, str(PARTITION)),
-        partition=PARTITION,
-        state_path=os.path.join(root, STATE),
+        PartitionPlace(os.path.join(root, str(PARTITION)), PARTITION, os.path.join(root, STATE)),
         high_watermark=lambda: sound.log_end_offset,
         last_stable_offset=lambda: sound.last_stable_offset,
     )

@@ -23,7 +23,6 @@ from pathlib import Path
 from crc32c import crc32c
 
 from logstore.directory.checkpoint import (
-    read_clean_shutdown,
     read_meta_properties,
     read_offset_checkpoint,
     read_partition_metadata,
@@ -45,7 +44,7 @@ from logstore.records.control import encode_marker, parse_control_record
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.header import parse_header
 from logstore.records.iterate import iter_records
-from logstore.records.legacy import decode_legacy, peek_legacy
+from logstore.records.legacy import decode_legacy
 from logstore.records.native import address_of, kernels
 from logstore.records.record import Record
 from logstore.segment.offset_index import OffsetIndex
@@ -156,7 +155,7 @@ class KernelTarget:
     def __init__(self) -> None:
         self._input = Guarded(_INPUT_MAX)
         self._table = Guarded(_ROWS * table.ROW_BYTES)
-        self._block = Guarded(max(slots.D_SLOTS, slots.S_SLOTS, slots.C_SLOTS) * 8)
+        self._block = Guarded(max(slots.D_SLOTS, slots.S_SLOTS) * 8)
         self._offsets = Guarded(8 * _COUNT_MAX)
         self._timestamps = Guarded(8 * _COUNT_MAX)
         self._types = Guarded(_COUNT_MAX)
@@ -230,9 +229,7 @@ class KernelTarget:
         results = self._block.numbers("q", slots.D_SLOTS)
         n, headers = results[slots.D_N], results[slots.D_HEADER_N]
         require(0 <= n <= count and 0 <= headers <= capacity, f"{n} records, {headers} headers")
-        checked = self._kernels.check(rows_address, number, number + 1, self._block.put(bytes(8 * slots.C_SLOTS)))
         if code != OK:
-            require(checked != OK, "a batch that may be appended but not be read")
             return
         require(n == count, "records were left out")
         if not n:
@@ -430,7 +427,6 @@ def repack_v2(data: bytearray, word: int) -> bytes | bytearray:
 
 def run_legacy(data: bytes) -> None:
     try:
-        peek_legacy(data)
         batch = decode_legacy(data, limits=LIMITS)
     except DuramenError as error:
         require(error.position is not None and 0 <= error.position <= len(data), f"no position in: {error}")
@@ -520,7 +516,7 @@ _PROBES = (0, _BASE, _BASE + 1, _BASE + 37, _BASE + (1 << 31), INT64_MAX)
 def _read_offset_index(files: BytesFiles) -> None:
     index = OffsetIndex(files, FILE, _BASE, 1 << 20)  # type: ignore[arg-type]
     found = [index.lookup(probe) for probe in _PROBES]
-    index.first_beyond(100)
+    index.each_beyond([100])
     index.last_offset()
     index.sanity_check(1 << 20)
     require(all(a.offset <= b.offset and a.position <= b.position for a, b in pairwise(found)), "lookups out of order")
@@ -680,7 +676,6 @@ _PROPERTIES = (
     b"#\n#Fri\ncluster.id=abc\ndirectory.id=5bF9DN1LQNi1Xrl_4L0c6A\nnode.id=1\nversion=1\n",
     b"version=0\nbroker.id=0\ncluster.id=\\u0041b\\\n c\n",
 )
-_SHUTDOWN = (b'{"version":0,"brokerEpoch":10}',)
 _TOPICS = (
     seal(
         {
@@ -745,10 +740,5 @@ def all_targets() -> tuple[Target, ...]:
                 position=False,
             ),
             text=True,
-        ),
-        Target(
-            "clean-shutdown",
-            _SHUTDOWN,
-            file_runner(lambda files: read_clean_shutdown(files, FILE)),  # type: ignore[arg-type]
         ),
     )

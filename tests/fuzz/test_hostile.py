@@ -546,7 +546,6 @@ SIDE_FILES = [
     "leader-epochs",
     "partition-metadata",
     "meta-properties",
-    "clean-shutdown",
 ]
 CODEC_TARGETS = ["gzip", "snappy", "lz4", "lz4-v0", "zstd"]
 

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 from logstore.records.processor import LEVELS
+from package.build import ROOT
 from package.conftest import Installed
 
 FIRST_WRITE_S_MAX = 2.0
@@ -35,8 +36,7 @@ def test_the_wheel_has_every_part_and_nothing_at_the_top_that_could_collide(whee
         *(f"duramen/{name}/py.typed" for name in ("logstore", "streaming", "compaction_job")),
         "duramen/py.typed",
         "duramen/airflow_dags/duramen_compaction.py",
-        "duramen/conf/duramen.toml",
-        "duramen/conf/topics/changelog.toml",
+        *(f"duramen/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*") if path.is_file()),
         "duramen/logstore/records/compiled/kernels.json",
         *(
             f"duramen/logstore/records/compiled/{level.name}.so"

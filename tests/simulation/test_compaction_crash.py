@@ -7,17 +7,18 @@ import random
 
 import pytest
 
-from logstore.cleaner.cleaner import clean_partition
-from logstore.cleaner.dedupe_map import MapSettings
 from logstore.cleaner.work import CleaningOptions
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, read_state
 from logstore.directory.swap import finish_swap
 from logstore.errors import DuramenError
 from logstore.partition.reader import PartitionReader
+from logstore.records.offset_map import MapSettings
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from reference.cleaning import clean_partition
 from reference.partition_writer import PartitionWriter
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 
@@ -93,12 +94,7 @@ def live(records: list[Record]) -> dict[bytes | None, bytes | None]:
 def read(fs: SimulatedFileSystem, end: int) -> list[Record]:
     """As another process reads: by the state file's list."""
     reader = PartitionReader(
-        DIRECTORY,
-        partition=PARTITION,
-        state_path=STATE,
-        high_watermark=lambda: end,
-        last_stable_offset=lambda: end,
-        fs=fs,
+        PartitionPlace(DIRECTORY, PARTITION, STATE), high_watermark=lambda: end, last_stable_offset=lambda: end, fs=fs
     )
     return list(reader.records(0))
 

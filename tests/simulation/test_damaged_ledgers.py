@@ -28,7 +28,7 @@ from logstore.errors import DuramenError, ReplayMismatch
 from logstore.ledger import RunRow
 from logstore.records.record import Record
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import recover
+from logstore.upkeep.recovery import recover
 from logstore.upkeep.repair import examine, repair
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
@@ -241,4 +241,17 @@ def test_swapped_commit_files_are_found_and_no_batch_is_committed_again(
     both = newest.read_bytes(), older.read_bytes()
     older.write_bytes(both[0])
     newest.write_bytes(both[1])
+    check_recovers(made, made.root, must=True)
+
+
+@pytest.mark.parametrize("table", ["runs", "segments"])
+@pytest.mark.parametrize("how", ["removed", "garbled"])
+def test_the_commit_file_of_the_last_checkpoint_is_looked_at(tmp_path: Path, table: str, how: str) -> None:
+    """Nothing was committed since: the checkpoint says all there is, and the file beside it is the newest."""
+    made = make(tmp_path / "made", "after upkeep")
+    newest = max((made.root / "ledger" / table / "_delta_log").glob("*.json"))
+    if how == "removed":
+        newest.unlink()
+    else:
+        newest.write_bytes(random.Random(1).randbytes(newest.stat().st_size))
     check_recovers(made, made.root, must=True)

@@ -37,7 +37,7 @@ from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.header import read_header
 from logstore.records.record import Record
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import delete_records
+from logstore.upkeep.retention import delete_records
 from reference.partition_writer import writing
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
@@ -438,9 +438,7 @@ def check(made: Made, done: Done, planned: Answer, recovered: Answer, intact: di
     ledger = touched(done, "ledger")
     with LogStore(made.root, lock_wait_ms=2000, fs=FILES) as store:
         for key, log in made.logs.items():
-            found = {record.offset: record for record in read_records(store, *key)}
-            if state_touched(made, done, store, key) and touched(done, "log-start-offset-checkpoint"):
-                found = {offset: record for offset, record in found.items() if offset >= log.log_start}
+            found = known_start(made, done, store, key)
             assert found.keys() <= log.records.keys(), f"{key}: offsets that were never written, or deleted"
             for offset, record in found.items():
                 assert record == log.records[offset], f"{key}: another record at {offset}"
@@ -479,6 +477,14 @@ def check(made: Made, done: Done, planned: Answer, recovered: Answer, intact: di
 
 def touched(done: Done, name: str) -> bool:
     return any(name in path.parts for path in done.touched)
+
+
+def known_start(made: Made, done: Done, store: LogStore, key: tuple[str, int]) -> dict[int, Record]:
+    """The partition's records; where nothing tells its log start any more, without those that were deleted before."""
+    found = {record.offset: record for record in read_records(store, *key)}
+    if state_touched(made, done, store, key) and touched(done, "log-start-offset-checkpoint"):
+        return {offset: record for offset, record in found.items() if offset >= made.logs[key].log_start}
+    return found
 
 
 def log_shorter(made: Made, log: Log) -> bool:
@@ -527,7 +533,7 @@ def check_sound(root: Path) -> None:
     assert answer.code == 0, answer.document
 
 
-def check_readmitted(made: Made) -> None:
+def check_readmitted(made: Made, done: Done) -> None:
     """Somebody finds the undamaged bytes (in an old backup, say) and puts them into quarantine."""
     back: dict[tuple[str, int], set[int]] = {key: set() for key in made.logs}
     for key, log in made.logs.items():
@@ -542,7 +548,7 @@ def check_readmitted(made: Made) -> None:
     assert not any(each["losses"] or each["held_back"] for each in answer.document["partitions"])
     with LogStore(made.root, lock_wait_ms=2000, fs=FILES) as store:
         for key, log in made.logs.items():
-            found = {record.offset: record for record in read_records(store, *key)}
+            found = known_start(made, done, store, key)
             assert found.items() <= log.records.items()
             assert back[key] <= found.keys(), f"{key}: not put back: {sorted(back[key] - found.keys())}"
             losses = store.partition_state(store.topic(key[0]), key[1]).losses
@@ -568,7 +574,7 @@ def one_store(made: Made, rng: random.Random) -> tuple[Done, int]:
         if not any(path.suffix == ".log" for path in done.touched):
             assert not lost
         if rng.random() < 0.3:
-            check_readmitted(made)
+            check_readmitted(made, done)
         check_goes_on(made, rng)
     except (AssertionError, DuramenError, OSError, LookupError) as error:
         raise AssertionError(f"{'; '.join(done.story)}: {type(error).__name__}: {error}") from error

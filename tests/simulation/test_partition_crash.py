@@ -134,7 +134,7 @@ def _append(count: int, kind: str = "append") -> _Step:
 
 def _batch(producer_id: int, count: int, *, transactional: bool = False) -> _Step:
     def step(log: PartitionWriter) -> Operation:
-        state = log.producers.last_state(producer_id)
+        state = log.producers.producers.get(producer_id)
         return Operation(
             "batch",
             seed=log.log_end_offset,

@@ -32,9 +32,11 @@ from logstore.errors import AppendUnfinished, CommitConflict, DuramenError
 from logstore.files import OS_FILES
 from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
-from logstore.transfer.kafka_import import examine, import_topics, stopped_source
+from logstore.transfer.kafka_import import import_topics
+from logstore.transfer.kafka_source import examine, stopped_source
 from logstore.upkeep.backup import backup
-from logstore.upkeep.maintenance import delete_records, recover, retain
+from logstore.upkeep.recovery import recover
+from logstore.upkeep.retention import delete_records, retain
 from logstore.upkeep.verify import verify_partition
 from simulation.faulty import ERRORS, NEEDS_ROOM, ROOM_ERRORS, Fault, FaultyFiles, short_transfers
 
@@ -228,7 +230,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(3):  # left over by processes that died
             staging = Staging(store)
             if number:
-                StagedWriter(fs, staging.folder, options=EncodeOptions(), now_ms=NOW_MS).finish()
+                StagedWriter(staging.output(), options=EncodeOptions(), now_ms=NOW_MS).finish()
             staging._lock.release()
     shutil.copytree(folder / "plain", folder / "committed")
     with LogStore(folder / "committed", fs=fs) as store:
@@ -239,7 +241,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         targets = {target.id: target for target in map(committer.target, ("accounts", "events"))}
         staging = Staging(store)
-        writer = StagedWriter(fs, staging.folder, options=EncodeOptions(), now_ms=NOW_MS)
+        writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=NOW_MS)
         for target in targets.values():
             writer.write(target, rows(4).to_batches()[0])
         with pytest.raises(AppendUnfinished):

@@ -18,7 +18,7 @@ from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import InvalidConfig, NotAStore, OffsetOutOfRange, StoreVersionError, UnknownTopic
 from logstore.records.record import Record
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import delete_records
+from logstore.upkeep.retention import delete_records
 from streaming.admission import LimitingStreamReader
 from streaming.columns import chosen_columns
 from streaming.options import ReadOptions, read_options
@@ -109,8 +109,8 @@ def test_topics_that_are_not_there(orders: LogStore, given: dict[str, str], expe
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"orders": {"0": 1}}', "startingOffsets says nothing of orders-1"),
-        ("{}", "startingOffsets says nothing of orders-0, orders-1"),
+        ('{"orders": {"0": 1}}', "startingOffsets lacks orders-1"),
+        ("{}", "startingOffsets lacks orders-0, orders-1"),
         ('{"orders": {"0": 1, "1": 1, "7": 1}}', "names orders-7, which is not read"),
         ('{"orders": {"0": 1, "1": 1}, "other": {"0": 1}}', "names other-0, which is not read"),
     ],
@@ -327,7 +327,7 @@ def test_a_batch_whose_writer_died_between_two_topics_is_read_in_both(
     committer = Committer(store)
     targets = {name: committer.target(name) for name in ("orders", "payments")}
     staging = Staging(store)
-    writer = StagedWriter(store.fs, staging.folder, options=EncodeOptions(), now_ms=BASE_MS)
+    writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=BASE_MS)
     for target in targets.values():
         writer.write(target, pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])}))
     with monkeypatch.context() as patched:

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from logstore.records.record import Record
 from logstore.store import LogStore
-from logstore.upkeep.maintenance import delete_records
+from logstore.upkeep.retention import delete_records
 from reference.partition_writer import writing
 
 if TYPE_CHECKING:
