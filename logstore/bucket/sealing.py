@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from crc32c import crc32c
+
 from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import check_age
 from logstore.bucket.keys import new_nonce, quarantine_key, segment_key
@@ -26,16 +28,26 @@ from logstore.bucket.rows import TopicRow
 from logstore.bucket.segment_object import LocalSegment, put_segment
 from logstore.bucket.tail import TailCommit, read_placed
 from logstore.config import LogConfig
-from logstore.errors import CorruptBatch, DamagedLog, DuramenError, ObjectMissing, ObjectTruncated, SegmentsChanged
+from logstore.errors import (
+    CorruptBatch,
+    DamagedLog,
+    DuramenError,
+    ObjectMissing,
+    ObjectStoreUnavailable,
+    ObjectTruncated,
+    SegmentsChanged,
+)
 from logstore.files import OS_FILES, FileSystem
-from logstore.limits import Limits
+from logstore.limits import MIB, Limits
 from logstore.objects.objects import Objects
 from logstore.partition.appender import place_batches
 from logstore.partition.roll import RollReason, jitter_ms
+from logstore.segment.batches import Chunk
 from logstore.segment.segment import LogSegment, SegmentSettings
 from logstore.topic import TopicPartition
 
 MINUTE_MS = 60_000
+_PART_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +191,7 @@ def _replay(
     lost = []
     for piece, base_offset in commit.pieces():
         try:
-            chunk = read_placed(
-                environment.shelf.cache, commit, piece, base_offset, ahead=environment.shelf.cache.limits.ahead_bytes
-            )
+            chunk = _read(environment, commit, piece, base_offset)
         except ObjectMissing as error:
             raise _gone(source, log, error) from error
         except (CorruptBatch, ObjectTruncated) as error:
@@ -194,6 +204,35 @@ def _replay(
             f"the batches end at {log.end_offset}, their commit at {commit.end_offset}", partition=source.partition
         )
     return lost
+
+
+def _read(environment: MaintenanceEnvironment, commit: TailCommit, piece: PlanPiece, base_offset: int) -> Chunk:
+    """A piece with its offsets. Raises ObjectMissing; CorruptBatch, ObjectTruncated where the object is damaged.
+
+    ObjectStoreUnavailable where it is not, and only what was fetched of it: then nothing may be given up.
+    """
+    cache, (key, size, crc) = environment.shelf.cache, commit.plan.files[piece.file]
+    try:
+        return read_placed(cache, commit, piece, base_offset, ahead=cache.limits.ahead_bytes)
+    except (CorruptBatch, ObjectTruncated) as error:
+        if environment.objects.head(key).size_bytes < size:
+            raise
+        try:
+            if _crc_of(environment.objects, key, size) != crc:
+                raise
+            return read_placed(cache, commit, piece, base_offset)  # still not sound: it was written like that
+        except ObjectTruncated:
+            raise ObjectStoreUnavailable(
+                f"the object is whole, but answers are cut short: {error.what}", file=key, hint="Try again"
+            ) from error
+
+
+def _crc_of(objects: Objects, key: str, size: int) -> int:
+    crc = 0
+    for begin in range(0, size, _PART_BYTES):
+        (part,) = objects.ranges(key, [(begin, min(begin + _PART_BYTES, size))])
+        crc = crc32c(part, crc)
+    return crc
 
 
 def _gone(source: PartitionSource, log: SealedLog, error: ObjectMissing) -> DuramenError:

@@ -152,9 +152,9 @@ def read_placed(cache: BlockCache, commit: TailCommit, piece: PlanPiece, base_of
         try:
             return Chunk(data, place(commit, piece, base_offset, data), piece.position, key)
         except CorruptBatch:
+            cache.forget(key)
             if is_last:
                 raise
-            cache.forget(key)
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -20,7 +20,14 @@ from logstore.clock import ManualClock
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.commit.staging import EncodeOptions
-from logstore.errors import DamagedLog, ObjectStoreError, ObjectTruncated, OffsetOutOfRange, SegmentsChanged
+from logstore.errors import (
+    DamagedLog,
+    ObjectStoreError,
+    ObjectStoreUnavailable,
+    ObjectTruncated,
+    OffsetOutOfRange,
+    SegmentsChanged,
+)
 from logstore.limits import DEFAULT_LIMITS as LIMITS
 from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
@@ -321,6 +328,39 @@ def test_a_fault_on_the_way_is_not_damage(tmp_path: Path, rng: random.Random) ->
         def ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
             found = [bytearray(each) for each in super().ranges(key, spans)]
             if self.requests["ranges"] == 1:
+                found[0][80] ^= 4
+            return list(found)
+
+    done = store.over(Flipping(store.inner)).seal()
+    assert done is not None
+    assert not done.lost
+    assert store.records() == expected
+
+
+def test_answers_that_are_cut_short_for_ever_are_not_damage(tmp_path: Path, rng: random.Random) -> None:
+    store = filled(tmp_path, rng)
+    expected = store.records()
+
+    class Cutting(CountedObjects):
+        def ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
+            if key.endswith(".batches"):
+                raise ObjectTruncated("short", file=key)
+            return super().ranges(key, spans)
+
+    with pytest.raises(ObjectStoreUnavailable, match="whole"):
+        store.over(Cutting(store.inner)).seal()
+    assert store.records() == expected
+    assert store.manifests().read(TOPIC_ID, 0).manifest is None
+
+
+def test_bytes_that_change_on_the_way_again_and_again_are_not_damage(tmp_path: Path, rng: random.Random) -> None:
+    store = filled(tmp_path, rng)
+    expected = store.records()
+
+    class Flipping(CountedObjects):
+        def ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> list[Bytes]:
+            found = [bytearray(each) for each in super().ranges(key, spans)]
+            if self.requests["ranges"] <= 2:
                 found[0][80] ^= 4
             return list(found)
 
