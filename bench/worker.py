@@ -42,7 +42,7 @@ restore = first("restore", "logstore.restore.restore", "logstore.store.restore")
 
 ROWS, KEYS, BATCHES, SMALL = 1_000_000, 300_000, 10, 20
 SPARK_ROWS = 2_000_000
-COMPACTED = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
+COMPACTED: dict[str, Any] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
 
 
 def table(seed: int, rows: int) -> pa.Table:
@@ -175,7 +175,7 @@ class Work:
         from streaming.restore import restore_state
 
         began = time.perf_counter()
-        state = restore_state(self.spark(), store=str(self.filled()), topic="rows")
+        state: Any = restore_state(self.spark(), store=str(self.filled()), topic="rows")
         getattr(state, "df", state).write.format("noop").mode("overwrite").save()
         return time.perf_counter() - began
 
