@@ -2,9 +2,9 @@
 
 Each tree has a process of its own that stays up (`bench.worker`, started with that tree in front of the path), so that
 Spark and the kernels are warm. A round does each piece of work once in each tree, in an order that changes. What is
-printed is the median of the rounds' ratios, new to old, of the seconds and of the processor seconds: above 1 this tree is
-slower. Nothing else of the machine is assumed quiet: both sides meet the same disturbance, a single round means nothing,
-the median does.
+printed is the median of the rounds' ratios, new to old, of seconds and of processor seconds: above 1 this tree is
+slower. Nothing else of the machine is assumed quiet: both sides meet the same disturbance, a single round means
+nothing, the median does.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ from logstore.records.table import (
     BatchTable,
 )
 from logstore.segment.batches import Chunk, OrderCheck
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.segment.txn_index import AbortedTransaction
 
 _PARTIAL_BYTES = 64 << 20
