@@ -43,13 +43,13 @@ def test_an_interrupt_ends_the_other_partition_too(orders: Path, monkeypatch: py
     (orders / "duramen.toml").write_text(SIDE_BY_SIDE)
     verified = engine.verify_partition
     ended: list[BaseException] = []
-    interrupted = threading.Event()
+    begun = threading.Event()
 
     def first_is_interrupted(*given: object, **named: object) -> engine.Verification:
         if "orders-0" in str(given[1]):
-            interrupted.set()
+            assert begun.wait(30)
             raise KeyboardInterrupt
-        assert interrupted.wait(30)
+        begun.set()
         try:
             while True:
                 verified(*given, **named)  # type: ignore[arg-type]
