@@ -36,10 +36,10 @@ from logstore.clock import Clock
 from logstore.directory.unsynced import is_unsynced
 from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
 from logstore.files import FileSystem, replace_file
+from logstore.forks import DELTA
 from logstore.ledger.commit_file import OF_VERSION, SEAL, is_whole, seal_of
 from logstore.ledger.data_file import DataFile, files_to_merge, write_data
 from logstore.ledger.delta_log import GRACE_MS, RECOVER, Torn, delete_superseded, sync_file
-from logstore.ledger.forks import enter_delta
 from logstore.ledger.loaded_table import LoadedTable
 from logstore.ledger.proof import read_proofs, write_proof
 
@@ -80,7 +80,7 @@ class LedgerTable(LoadedTable):
         `prepare` is asked again after a lost race, and may raise to give up. Raises CommitUnknown when it cannot be
         said whether the commit happened, OSError when it certainly did not.
         """
-        enter_delta()
+        DELTA.enter()
         with self._mutex:
             version = self.run(lambda: self._commit(prepare))
             if version - self._checkpoint_version >= self._upkeep_every:
@@ -162,7 +162,7 @@ class LedgerTable(LoadedTable):
 
     def maintain(self, *, wait_ms: int = 30_000) -> None:
         """Merge, checkpoint, delete what is superseded. Raises LockHeld when others stay inside for `wait_ms`."""
-        enter_delta()
+        DELTA.enter()
         with self._mutex, self._gate.alone(wait_ms):
             try:
                 self._refresh()

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 class OpenStore(OpenTopics):
     """Close it, or use it as a context manager."""
 
+    poll_s = 0.1
+
     # --- ends ---------------------------------------------------------------------------------------------------
 
     def ends(self, topic: Topic) -> TopicEnds:
