@@ -1,4 +1,4 @@
-"""Puts a table of given rows and transactions in the place of a damaged one, which is set aside in `torn/`.
+"""Puts a table of given rows and transactions in place of a damaged one, which is set aside in `torn/`.
 
     build beside it → `NAME.rebuilt`, complete and synced → the old one to `torn/` → `NAME.rebuilt` to its place
 
