@@ -177,7 +177,7 @@ class LogSink:
             drain(df)
         if not done.replayed:
             self.adopt = None
-            flush_later(opened.commits, list(done.topics), self.options.flush_ms)
+            flush_later(opened.commits, done.topics.values(), self.options.flush_ms)
         return done
 
     def _opened(self, *, create: bool = False) -> _Opened:

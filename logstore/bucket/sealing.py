@@ -45,7 +45,8 @@ from logstore.objects.objects import Objects
 from logstore.partition.appender import place_batches
 from logstore.partition.roll import RollReason, jitter_ms
 from logstore.segment.batches import Chunk
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.topic import TopicPartition
 
 MINUTE_MS = 60_000

@@ -27,8 +27,9 @@ from logstore.ledger.data_file import write_data
 from logstore.ledger.delta_log import HINT_NAME, LOG_FOLDER, TORN, sync_file
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
+from logstore.ledger.loaded_table import PROPERTIES, REBUILT, finish_rebuild
 from logstore.ledger.proof import remove_proofs
-from logstore.ledger.table import NO_HOOKS, PROPERTIES, REBUILT, finish_rebuild
+from logstore.ledger.table import NO_HOOKS
 
 #: versions left free above the newest one known: those of lost commits, which a process may have in memory
 VERSIONS_FREE = 1000

@@ -24,8 +24,8 @@ from logstore.ledger.data_file import DATA_FILE_BYTES_MAX, empty_table, parse_da
 from logstore.ledger.delta_log import CHECKPOINT_NAME, COMMIT_NAME, HINT_NAME, LOG_FILE_BYTES_MAX, LOG_FOLDER
 from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
+from logstore.ledger.loaded_table import REBUILT, raise_system_error
 from logstore.ledger.proof import is_as_proved, read_proofs
-from logstore.ledger.table import REBUILT, raise_system_error
 
 
 @dataclass(frozen=True, slots=True)

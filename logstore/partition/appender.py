@@ -40,7 +40,8 @@ from logstore.segment.names import (
     file_name,
     parse_file_name,
 )
-from logstore.segment.segment import LogSegment, Numbering, SegmentSettings
+from logstore.segment.segment import LogSegment, Numbering
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.segment.time_index import TimestampOffset
 from logstore.topic import TopicPartition
 

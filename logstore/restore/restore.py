@@ -16,10 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.cleaner.versions import Order, winners
-from logstore.directory.state import PartitionState
+from logstore.directory.state import Loss, PartitionState
 from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, SegmentsChanged, UnknownTopic
 from logstore.limits import INT64_MIN
 from logstore.partition.latest import DEFAULT_MEMORY_BYTES, Wanted, latest_records
+from logstore.partition.losses import clipped, lost_offsets
 from logstore.partition.reading import LogView
 from logstore.records.arrow import to_arrow
 from logstore.records.columns import DecodedColumns
@@ -58,6 +59,8 @@ class RestorePlan:
     allow_thinned: bool = False
     #: whose record of a key is the latest
     order: Order = field(default_factory=Order)
+    #: what damage took of it, by partition: of those keys an older record may be the latest that is left
+    losses: tuple[tuple[Loss, ...], ...] = ()
 
     @property
     def partitions(self) -> int:
@@ -76,6 +79,8 @@ class RestorePlan:
         )
         if not self.order.by_offset:
             way += f"; of a key's records the one with {self.order} counts"
+        if lost := sum(map(lost_offsets, self.losses)):
+            way += f"; {lost} offsets among them were lost to damage"
         return f"restore {self.topic}: at most {self.offsets} records of {self.partitions} partitions, {way}"
 
 
@@ -140,6 +145,7 @@ def plan_restore(
         since_offsets is not None,
         allow_thinned,
         order,
+        tuple(clipped(state.losses, start, end) for state, start, end in zip(states, starts, ends, strict=True)),
     )
 
 
