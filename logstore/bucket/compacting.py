@@ -20,7 +20,7 @@ from logstore.bucket.producers import Producers
 from logstore.bucket.reader import Looked, PartitionSource, look
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
-from logstore.bucket.segment_object import LocalSegment, fetch_segment, put_segment
+from logstore.bucket.segment_object import LocalSegment, fetch_segments, put_segment
 from logstore.cleaner.cleaner import plan_pass, run_pass
 from logstore.cleaner.eligibility import Cleanable, CleanerFacts, Lookups, SegmentAge, cleanable
 from logstore.cleaner.engine import Engine, LocalEngine
@@ -158,9 +158,8 @@ def _pass(
         directory, folder = os.path.join(scratch, "log"), os.path.join(scratch, "run")
         for each in (directory, folder):
             environment.fs.mkdir(each)
-        for segment in looked.view.segments:
-            if segment.base_offset < found.first_uncleanable_offset:
-                fetch_segment(environment.objects, segment, environment.fs, directory)
+        sources = [each for each in looked.view.segments if each.base_offset < found.first_uncleanable_offset]
+        fetch_segments(environment.objects, sources, environment.fs, directory)
         report, state = _clean(environment, source, looked, found, rules, directory)
         groups = _groups(environment, topic_id, source.number, report, looked.view.segments, directory)
     outputs = [output for group in groups for output in group.outputs]

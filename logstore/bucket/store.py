@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from logstore.records.record import Record
 
 FORMAT = 1
+_LOOKS_AT_ONCE = 16
 
 #: where the probe has held, by URL; once a process
 _probed: set[str] = set()
@@ -119,6 +120,7 @@ class BucketStore(StoreSettings, Reads):
                 f"{self.url} is not a store: it has no {STORE}",
                 hint="Look at the URL, or create the store there (create=True; `duramen topics create`)",
             ) from None
+        self._identity = data
         try:
             unseal(data, version=FORMAT, file=f"{self.url}/{STORE}")
         except CorruptState as error:
@@ -133,8 +135,20 @@ class BucketStore(StoreSettings, Reads):
         except ObjectExists:
             self._read_id()
 
+    def is_unchanged(self) -> bool:
+        """Whether it is the store that was opened, and not another in its place; then it is looked at anew."""
+        try:
+            data, _ = self.objects.get(STORE)
+        except ObjectMissing:
+            return False
+        if data != self._identity:
+            return False
+        self.ledger.refresh()
+        return True
+
     def close(self) -> None:
-        """Nothing is held. Idempotent."""
+        """Let go of what was fetched. Idempotent, and the store can still be used."""
+        self.shelf.cache.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -262,8 +276,11 @@ class BucketStore(StoreSettings, Reads):
 
     # --- partitions -------------------------------------------------------------------------------------------------
 
-    def source(self, topic: Topic, number: int) -> PartitionSource:
-        """How to look at a partition. Raises UnknownTopic."""
+    def source(self, topic: Topic, number: int, *, end_offset: int = 0) -> PartitionSource:
+        """How to look at a partition; with an `end_offset` it may be as it was when that was seen.
+
+        Raises UnknownTopic.
+        """
 
         def rows() -> Sequence[TopicRow]:
             view = self.ledger.refresh()
@@ -272,19 +289,30 @@ class BucketStore(StoreSettings, Reads):
 
         partition = topic.partition(number)
         directory = f"{self.url}/{topic.id}/{number}"
-        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows)
+        known = self.ledger.view.topic(topic.id) if end_offset else ()
+        if not known or known[-1].kind is Kind.ENDED or known[-1].end_offsets[number : number + 1] < (end_offset,):
+            known = ()
+        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows, known)
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> BucketReader:
-        """A reader of the partition; one a thread. `end_offset` was seen already, so the ledger has it.
+        """A reader of the partition; one a thread. With an `end_offset`, which was seen, it may see nothing newer.
 
         >>> for record in store.reader("orders", 0).records(0): ...
         """
         topic = self.topic(topic) if isinstance(topic, str) else topic
-        return BucketReader(self.shelf, self.source(topic, number), check_exists=lambda: self.check_exists(topic))
+        return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
         return self.reader(topic, number).state()
+
+    def partition_states(self, topic: Topic) -> list[PartitionState]:
+        """The same of all partitions, some at once. Raises UnknownTopic, LedgerError."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        ends = self.ends(topic).high_watermarks
+        with ThreadPoolExecutor(min(_LOOKS_AT_ONCE, topic.partitions)) as pool:
+            return list(pool.map(lambda n: self.reader(topic, n, end_offset=ends[n]).state(), range(topic.partitions)))
 
     def log_bytes(self, topic: Topic, number: int) -> int:
         """Size of the partition's batches, sealed or not. Reads the plans of what is not."""

@@ -98,6 +98,10 @@ class OpenStore(OpenTopics):
             )
         return state or PartitionState()
 
+    def partition_states(self, topic: Topic) -> list[PartitionState]:
+        """Of all partitions, each as of now."""
+        return [self.partition_state(topic, number) for number in range(topic.partitions)]
+
     def high_watermark(self, topic: Topic, number: int) -> int:
         """Where readers must stop, as of now."""
         topic.partition(number)
