@@ -104,7 +104,8 @@ def plan_restore(
     order = Order.of(store.log_config(topic))
     if since_offsets is not None and not order.by_offset:
         raise InvalidConfig(
-            f"since_offsets would miss what counts in topic {name}: {order} does, which may be an older record",
+            f"since_offsets could miss records of topic {name}: {order} decides which record of a key is the latest, "
+            "and that may be an older one",
             hint="Restore everything, without since_offsets",
         )
     latest = ends_beside_others(store, topic).visible(committed=True)
@@ -162,7 +163,7 @@ def _check_exact(topic: Topic, exact_from: Mapping[int, int | None]) -> None:
     if not thinned:
         return
     raise HistoryCompacted(
-        f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be had as of that moment: "
+        f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be restored as of that moment: "
         f"compaction or retention removed records; exact from "
         f"{', '.join(f'offset {offset} of partition {number}' for number, offset in thinned.items())} on",
         partition=topic.partition(min(thinned)),

@@ -9,8 +9,8 @@ Isolation, in Kafka's terms:
   aborted transactions. Compaction does not change what it returns of a key's latest record.
 
 What answers with state is always read_committed: `get`, `restore`, increments and Delta tables. What streams records
-takes a level: `OpenStore.follow` read_committed unless told otherwise; `consume` and the Spark source read_uncommitted
-unless told otherwise, as Kafka's own consumers. `prove-erased`, `verify` and `dump` look at bytes, so they see
+takes a level: `OpenStore.follow` read_committed unless asked otherwise; `consume` and the Spark source read_uncommitted
+unless asked otherwise, as Kafka's own consumers. `prove-erased`, `verify` and `dump` look at bytes, so they see
 everything. Transactions come from imported topics only: what this store commits itself is never open and never
 aborted.
 
@@ -58,7 +58,7 @@ def visible_ends(store: ReadableStore, topics: Sequence[Topic]) -> dict[str, Top
         if look >= _LOOKS_AT_ONCE:
             time.sleep(_LOOK_AGAIN_S)
     raise LockHeld(
-        f"the ends of {', '.join(topic.name for topic in distinct)} moved each of {_LOOKS_MAX} times they were read",
+        f"the ends of {', '.join(topic.name for topic in distinct)} changed during each of {_LOOKS_MAX} reads",
         hint="Try again",
     )
 

@@ -381,7 +381,7 @@ def test_ends_that_never_stand_still_are_an_error_and_no_torn_answer(
 
     monkeypatch.setattr(three, "ends", moving)
     monkeypatch.setattr("logstore.restore.visibility._LOOK_AGAIN_S", 0)
-    with pytest.raises(LockHeld, match="moved each of"):
+    with pytest.raises(LockHeld, match="changed during each of"):
         visible_ends(three, [three.topic(name) for name in TOPICS])
     assert issubclass(LockHeld, DuramenError)
 
