@@ -8,7 +8,7 @@ from logstore.cleaner.versions import Order
 from logstore.cleaner.work import PassWork
 from logstore.config import Source
 from logstore.records.offset_map import MapSettings
-from logstore.topics.opened import OpenStore
+from logstore.topics.readable import ReadableStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def map_advice(wanted_bytes: int, budget: Budget) -> MapAdvice:
     return MapAdvice(wanted_bytes * budget.passes, threads if 1 <= threads < budget.passes else None)
 
 
-def cleaner_threads(store: OpenStore) -> int | None:
+def cleaner_threads(store: ReadableStore) -> int | None:
     """log.cleaner.threads where the store's settings have it; None: as many as there are cores."""
     found = store.broker_settings()["log.cleaner.threads"]
     if found.source is Source.DEFAULT:
@@ -60,7 +60,7 @@ def cleaner_threads(store: OpenStore) -> int | None:
     return max(store.broker_config.log_cleaner_threads, 1)
 
 
-def budget_of(store: OpenStore) -> Budget:
+def budget_of(store: ReadableStore) -> Budget:
     """As the store's settings have it."""
     config = store.broker_config
     return Budget(

@@ -23,7 +23,7 @@ from logstore.directory.making import make_store
 from logstore.directory.probe import probe_file_system
 from logstore.directory.sealed import Parsed
 from logstore.directory.shared_clock import shared_clock
-from logstore.directory.state import PartitionState, read_state
+from logstore.directory.state import PartitionState, SegmentEntry, read_state
 from logstore.directory.tails import PartitionTail, TopicTails, boot_id, remove_old_tail
 from logstore.directory.version import read_version
 from logstore.errors import (
@@ -37,10 +37,12 @@ from logstore.errors import (
 )
 from logstore.files import OS_FILES, FileSystem, make_directory
 from logstore.limits import DEFAULT_LIMITS, Limits
+from logstore.partition.roll import max_segment_ms
 from logstore.read_only import ReadOnlyFiles, check_writable, is_refusal, refused
 from logstore.segment.names import FileKind, file_name
 from logstore.settings_file import load_toml
 from logstore.topic import TopicPartition
+from logstore.topics.looking import PartitionLook, first_header
 from logstore.topics.marks import TopicMarks
 from logstore.topics.places import segments_at, topic_id_at
 from logstore.topics.registry import Topic, TopicRegistry
@@ -270,6 +272,45 @@ class OpenStore(StoreSettings):
                 "the partition's segment list is gone", file=path, partition=partition, hint="Run `duramen recover`."
             )
         return state or PartitionState()
+
+    def look(self, topic: Topic, number: int) -> PartitionLook:
+        """The partition as planning sees it, by its small files. Raises UnknownTopic, CorruptState."""
+        partition, state, ends = topic.partition(number), self.partition_state(topic, number), self.ends(topic)
+        directory, end = self.layout.partition(partition), ends.high_watermarks[number]
+
+        def active_bytes() -> int:
+            return (self.active_bytes(topic, number, state) or 0) if state.segments else 0
+
+        def closed() -> tuple[SegmentEntry, ...]:
+            active = replace(state.segments[-1], size_bytes=active_bytes())
+            return (active, SegmentEntry(end, 0, -1))
+
+        def closes(config: LogConfig, now_ms: int) -> bool:
+            if not active_bytes():
+                return False
+            path = os.path.join(directory, file_name(state.segments[-1].base_offset, FileKind.LOG))
+            first = first_header(self.fs, path)
+            first_ms = -1 if first is None else first.max_timestamp_ms
+            return first_ms >= 0 and now_ms - first_ms > max_segment_ms(config)
+
+        def newest_ms() -> int:
+            tail = self.tail(topic, number)
+            return tail.tail.largest_timestamp_ms if tail else -1
+
+        return PartitionLook(
+            partition,
+            directory,
+            self.fs,
+            state,
+            high_watermark=end,
+            last_stable_offset=ends.last_stable_offsets[number],
+            recovery_point=ends.recovery_points[number],
+            limits=self.limits,
+            active_bytes=active_bytes,
+            closed=closed,
+            newest_ms=newest_ms,
+            closes=closes,
+        )
 
     def high_watermark(self, topic: Topic, number: int) -> int:
         """Where readers must stop, as of now."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from logstore.clock import Clock
-from logstore.config import LogConfig, Resolved
+from logstore.config import BrokerConfig, LogConfig, Resolved
 from logstore.directory.ends import TopicEnds
 from logstore.directory.state import PartitionState
 from logstore.limits import Limits
+from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ class ReadableStore(Protocol):
 
     def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]: ...
     def log_config(self, topic: Topic) -> LogConfig: ...
+    def resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]: ...
+
+    @property
+    def broker_config(self) -> BrokerConfig: ...
+
+    def broker_settings(self) -> dict[str, Resolved]:
+        """The settings of the store as a whole, each with its source."""
 
     def ends(self, topic: Topic) -> TopicEnds:
         """As of now."""
@@ -46,4 +54,7 @@ class ReadableStore(Protocol):
 
     def high_watermark(self, topic: Topic, number: int) -> int: ...
     def partition_state(self, topic: Topic, number: int) -> PartitionState: ...
+    def look(self, topic: Topic, number: int) -> PartitionLook:
+        """The partition at one moment, as planning and figures see it."""
+
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
