@@ -222,7 +222,7 @@ class _Job:
         def moved(name: str, step: str, size_bytes: int) -> None:
             self._progress.moved(name, step, size_bytes)
             if self._stopping():
-                raise CleaningAborted("the run was told to stop")
+                raise CleaningAborted("the run was stopped")
 
         if self._spark is None:
             return LocalWorkers(threads, moved)
@@ -232,7 +232,7 @@ class _Job:
 
     def _pass(self, context: Context, each: PartitionPlan) -> Run:
         if self._stopping():
-            return Run(each, SKIPPED, "the run was told to stop", skip=Skip.STOPPING)
+            return Run(each, SKIPPED, "the run was stopped", skip=Skip.STOPPING)
         if not each.may_run(roll_active=context.roll_active) and not each.unfinished:
             run = Run(each, SKIPPED, each.why, skip=Skip.NOT_DUE)  # no lock, and no second look
         else:

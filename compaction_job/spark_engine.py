@@ -113,7 +113,7 @@ class SparkEngine:
         try:
             return run_tasks(self._spark, task, count, (DuramenError, OSError))
         except Exception:
-            self._progress("wait", 0)  # cancelled because the run was told to stop: that raises, and says so
+            self._progress("wait", 0)  # cancelled because the run was stopped: that raises, and says so
             raise
 
     def tasks_at_once(self) -> int:
@@ -148,7 +148,7 @@ class SparkWorkers:
         try:
             done: list[T] = run_tasks(self._spark, lambda _: task(executor()), 1, (DuramenError, OSError))
         except Exception:
-            self._moved(plan.name, "wait", 0)  # cancelled because the run was told to stop: that raises, and says so
+            self._moved(plan.name, "wait", 0)  # cancelled because the run was stopped: that raises, and says so
             raise
         self._moved(plan.name, "rewrite", plan.read_bytes)
         return done[0]

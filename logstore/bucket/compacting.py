@@ -17,13 +17,13 @@ from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import check_age
 from logstore.bucket.keys import new_nonce, segment_key
 from logstore.bucket.manifest import Segment
+from logstore.bucket.producers import Producers
 from logstore.bucket.reader import Looked, PartitionSource
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
 from logstore.bucket.segment_object import LocalSegment, fetch_segment, put_segment
 from logstore.cleaner.cleaner import run_pass
 from logstore.cleaner.engine import Engine
-from logstore.cleaner.filter import LastRecord
 from logstore.cleaner.transactions import find_transactions
 from logstore.cleaner.work import Cleaned, PassReport, PassWork
 from logstore.compaction.segment_counts import counts_of_group
@@ -32,7 +32,6 @@ from logstore.errors import DamagedLog, DiskFull, ObjectMissing, SegmentsChanged
 from logstore.files import OS_FILES, FileSystem
 from logstore.ledger.rows import RunRow
 from logstore.objects.objects import Objects
-from logstore.partition.snapshot import decode_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,27 +166,18 @@ class PartitionAtHand:
     made: Elapsed = field(default_factory=Elapsed)
 
     def fetched(self, work: PassWork) -> FetchedPass:
-        """The pass for whoever does it."""
+        """The pass for whoever does it. Of every producer that an import brought, the last batch stays."""
+        manifest = self.looked.manifest
+        producers = Producers(manifest.producer_snapshot if manifest else b"")
         segments = tuple(s for s in self.looked.view.segments if s.base_offset < work.first_uncleanable_offset)
-        last_records = self._last_records()
         return FetchedPass(
             self.environment.objects,
             self.topic_id,
             self.source.number,
             segments,
             self.looked.state(),
-            replace(work, last_records=last_records) if last_records else work,
+            replace(work, last_records=producers.last_records(work.now_ms)),
         )
-
-    def _last_records(self) -> dict[int, LastRecord]:
-        """Of every producer that an import brought: its last batch stays, even when it is empty."""
-        manifest = self.looked.manifest
-        if manifest is None or not manifest.producer_snapshot:
-            return {}
-        return {
-            each.producer_id: LastRecord(each.last_offset if each.last_offset >= 0 else None, each.producer_epoch)
-            for each in decode_snapshot(manifest.producer_snapshot)
-        }
 
     def finished(self, copy: CleanedCopy, run: RunRow) -> None:
         """Make the pass part of the manifest. Raises SegmentsChanged when others replaced what it read."""
@@ -203,6 +193,7 @@ class PartitionAtHand:
             oldest_value_ms=state.oldest_value_ms,
             wanted_codec_id=state.wanted_codec_id,
             oldest_other_codec_ms=state.oldest_other_codec_ms,
+            clean_part_plain=state.clean_part_plain,
             counted=copy.counted,
             run=run,
         )

@@ -23,7 +23,6 @@ from logstore.compaction.failures import SetAside, last_failures
 from logstore.compaction.maintenance import STEPS, Context, Counted, Counts, Job, Prepared
 from logstore.compaction.planning import PartitionPlan
 from logstore.compaction.receipts import Run
-from logstore.config import Source
 from logstore.errors import ObjectMissing
 from logstore.ledger.rows import DONE, FAILED, RunRow
 from logstore.partition.retention import Retention
@@ -156,15 +155,10 @@ class BucketMaintenance:
         return (Job.SEAL, Job.COMPACTION, Job.RETENTION, Job.SWEEP)
 
     def intervals_ms(self) -> dict[Job, int]:
-        settings = self._store.broker_settings()
-
-        def given(name: str, default_ms: int) -> int:
-            found = settings[name]
-            return default_ms if found.source is Source.DEFAULT else max(int(str(found.value)), 1_000)
-
+        backoff_ms = self._store.given("log.cleaner.backoff.ms")
         return {
             Job.SEAL: SEAL_INTERVAL_MS,
-            Job.COMPACTION: given("log.cleaner.backoff.ms", COMPACTION_INTERVAL_MS),
+            Job.COMPACTION: COMPACTION_INTERVAL_MS if backoff_ms is None else max(backoff_ms, 1_000),
             Job.RETENTION: self._store.broker_config.log_retention_check_interval_ms,
             Job.SWEEP: SWEEP_INTERVAL_MS,
         }

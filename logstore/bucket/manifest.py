@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from logstore.bucket.receipts import Receipts, receipts_document, receipts_from
 from logstore.directory.sealed import seal, unseal, whole_number
+from logstore.directory.state import Loss
 from logstore.errors import CorruptState
 from logstore.limits import DEFAULT_LIMITS, INT64_MIN, Limits
 from logstore.objects.objects import KEY_BYTES_MAX
@@ -23,6 +24,8 @@ ROOT_SEGMENTS_MAX = 2000
 PAGE_SEGMENTS = 1000
 #: with the counts of compaction, and as first written, without
 _SEGMENT_COLUMNS = (10, 12)
+#: characters of the reason of a loss
+LOSS_REASON_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,17 @@ class Manifest:
     oldest_other_codec_ms: int = -1
     #: what passes did here
     receipts: Receipts = field(default_factory=Receipts, hash=False)
+    #: where the oldest transaction begins that is open at `sealed_offset`; None: none is
+    unstable_offset: int | None = None
+    #: there may be batches of transactions: the partition was imported, or copied
+    transactions: bool = False
+    #: the compacted part is known to have none of them
+    clean_part_plain: bool = False
+    #: below the first, from the second on, a pass that did not finish has taken superseded records (imports)
+    thinned_offset: int = 0
+    thinned_base_offset: int = 0
+    #: what damage cost, by offset
+    losses: tuple[Loss, ...] = ()
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.segments):
@@ -145,6 +159,11 @@ def encode_manifest(manifest: Manifest, *, limits: Limits = DEFAULT_LIMITS) -> b
         "garbage": [[each.key, each.since_ms] for each in manifest.garbage],
         "ended": manifest.ended,
         "receipts": receipts_document(manifest.receipts),
+        "unstable_offset": manifest.unstable_offset,
+        "transactions": manifest.transactions,
+        "clean_part_plain": manifest.clean_part_plain,
+        "thinned": [manifest.thinned_offset, manifest.thinned_base_offset],
+        "losses": [[e.base_offset, e.end_offset, e.reason, e.since_ms, e.at_most] for e in manifest.losses],
     }
     return _within(seal(document, version=VERSION), limits)
 
@@ -159,6 +178,7 @@ def decode_manifest(
             _page(_text(name), _count(count), read_page(_text(name)), limits)
             for name, count in _rows(document["pages"], 2)
         )
+        (thinned,) = _rows([document.get("thinned", [0, 0])], 2)
         return Manifest(
             generation=whole_number(document, "generation", file=key),
             nonce=_text(document["nonce"]),
@@ -183,6 +203,12 @@ def decode_manifest(
             ended=_flag(document["ended"]),
             pages=pages,
             receipts=receipts_from(document["receipts"]) if "receipts" in document else Receipts(),
+            unstable_offset=_count_or_none(document.get("unstable_offset")),
+            transactions=_flag(document.get("transactions", False)),
+            clean_part_plain=_flag(document.get("clean_part_plain", False)),
+            thinned_offset=_count(thinned[0]),
+            thinned_base_offset=_count(thinned[1]),
+            losses=tuple(_loss(row) for row in _rows(document.get("losses", []), 5)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptState(f"malformed manifest: {error}", file=key) from None
@@ -251,6 +277,11 @@ def _segment(row: Sequence[object]) -> Segment:
     low[6] = INT64_MIN  # a timestamp may be anything
     low[9:] = [-1] * len(low[9:])
     return Segment(_text(key), *(_count(number, least) for number, least in zip(numbers, low, strict=True)))
+
+
+def _loss(row: Sequence[object]) -> Loss:
+    base, end, reason, since_ms, at_most = row
+    return Loss(_count(base), _count(end), _text(reason, LOSS_REASON_MAX), _count(since_ms), _flag(at_most))
 
 
 def _rows(value: object, *widths: int) -> list[list[object]]:

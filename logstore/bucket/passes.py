@@ -69,7 +69,7 @@ def _planned_anew(room: PassRoom, context: Context, rolled: bool) -> Run:
     if plan.cleanable.due is None or not plan.is_due or plan.work is None:
         return Run(plan, SKIPPED, plan.why, rolled=rolled, skip=Skip.NOT_DUE)
     if context.stopping():
-        return Run(plan, SKIPPED, "the run was told to stop", rolled=rolled, skip=Skip.STOPPING)
+        return Run(plan, SKIPPED, "the run was stopped", rolled=rolled, skip=Skip.STOPPING)
     context.started(plan)
     row = begun_row(
         plan,

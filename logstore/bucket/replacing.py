@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from logstore.bucket.manifest import Garbage, Manifest, Segment
-from logstore.bucket.rows import TopicRow, check_chain, concerning
+from logstore.bucket.rows import TopicRow, check_chain, concerning, unstable_after
+from logstore.directory.state import Loss
 from logstore.errors import LedgerError, OffsetOutOfRange, SegmentsChanged
 from logstore.ledger.rows import RunRow
 
@@ -34,6 +35,7 @@ class Sealed:
     segments: tuple[Segment, ...]
     producer_snapshot: bytes = b""
     leader_epochs: tuple[tuple[int, int], ...] = ()
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class CompactionPass:
     counted: tuple[Segment, ...] = ()
     #: the receipt
     run: RunRow | None = None
+    clean_part_plain: bool = False
 
 
 def plan_seal(
@@ -99,6 +102,8 @@ def seal_segments(manifest: Manifest | None, plan: SealPlan, sealed: Sealed, *, 
         segments=(*current.segments, *listed),
         producer_snapshot=sealed.producer_snapshot,
         leader_epochs=sealed.leader_epochs,
+        unstable_offset=unstable_after(current.unstable_offset, plan.rows, plan.partition),
+        losses=(*current.losses, *sealed.losses),
         garbage=_more(current, gone, now_ms),
     )
 
@@ -142,6 +147,7 @@ def apply_pass(manifest: Manifest | None, done: CompactionPass, *, now_ms: int, 
         oldest_value_ms=done.oldest_value_ms,
         wanted_codec_id=done.wanted_codec_id,
         oldest_other_codec_ms=done.oldest_other_codec_ms,
+        clean_part_plain=done.clean_part_plain,
         garbage=_more(current, (*freed, *gone), now_ms),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from logstore.clock import Clock
 from logstore.config import BrokerConfig, LogConfig, Resolved
@@ -27,6 +27,10 @@ class ReadableStore(Protocol):
     @property
     def path(self) -> str: ...
 
+    @property
+    def poll_s(self) -> float:
+        """How often to look for news where nobody says otherwise."""
+
     def topic_names(self) -> list[str]: ...
     def topics(self) -> list[Topic]: ...
 
@@ -45,6 +49,9 @@ class ReadableStore(Protocol):
 
     def broker_settings(self) -> dict[str, Resolved]:
         """The settings of the store as a whole, each with its source."""
+
+    def given(self, name: str) -> Any:
+        """The value of one of them where somebody gave one; None where it is the default."""
 
     def ends(self, topic: Topic) -> TopicEnds:
         """As of now."""
