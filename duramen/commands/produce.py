@@ -65,7 +65,7 @@ def produce(
         typer.Option(
             "--app-id",
             metavar="NAME",
-            help="Remember under this name how far the file was appended; run again, it goes on from there.",
+            help="Remember under this name how far the file was appended; the next run continues there.",
             show_default=False,
         ),
     ] = None,
@@ -128,7 +128,7 @@ def _check_options(compression: str, app_id: str | None, from_line: int) -> None
 def _append(
     committer: Commits[Any], rows: list[Row], reading: LineReader, progress: Progress | None, so_far: SoFar, codec: str
 ) -> Committed:
-    """All of the rows or none."""
+    """Append all of the rows or none."""
     from logstore.commit.produce import append_table
     from logstore.commit.staging import EncodeOptions
 
@@ -164,7 +164,7 @@ def _answer(so_far: SoFar, last_line: int, *, dry_run: bool) -> None:
 
 @dataclass(slots=True)
 class SoFar:
-    """What the command has done, should it end here."""
+    """What the command has done so far."""
 
     file: str
     topic: str
