@@ -110,7 +110,7 @@ class LineReader:
             return self._pairs.columns(line, self._encoding)
         except ValueError as error:
             where: dict[str, object] = {"file": self._file, "line": self.number}
-            raise bad_usage(f"line {self.number}: {_said(error)}", where=where) from None
+            raise bad_usage(f"line {self.number}: {_reason_of(error)}", where=where) from None
 
     def _next(self) -> bytes:
         line = self._lines.readline(_LINE_BYTES_MAX + 1)
@@ -149,7 +149,7 @@ def _row(line: bytes, number: int, encoding: Encoding, file: str) -> dict[str, A
             "headers": _headers(given.get("headers"), encoding),
         }
     except (ValueError, TypeError, binascii.Error) as error:
-        raise bad_usage(f"line {number}: {_said(error)}", where={"file": file, "line": number}) from None
+        raise bad_usage(f"line {number}: {_reason_of(error)}", where={"file": file, "line": number}) from None
 
 
 def _headers(given: object, encoding: Encoding) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def _headers(given: object, encoding: Encoding) -> list[dict[str, Any]]:
     return [{"key": str(name), "value": _bytes(value, encoding)} for name, value in given]
 
 
-def _said(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not a JSON object ({error.msg} at column {error.colno})"
     if isinstance(error, UnicodeDecodeError):

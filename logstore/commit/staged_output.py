@@ -17,7 +17,7 @@ class StagedOutput(Protocol):
     def write(self, data: bytes | memoryview) -> None:
         """The next bytes. They may change once this has returned."""
 
-    def hasten(self) -> None:
+    def start_writing(self) -> None:
         """More will come: what was written may be on its way already."""
 
     def finish(self) -> int | None:
@@ -52,7 +52,7 @@ class FileOutput:
         self._file.pwrite(data, self._position)
         self._position += len(data)
 
-    def hasten(self) -> None:
+    def start_writing(self) -> None:
         self._file.start_writeback(self._hastened, self._position - self._hastened)
         self._hastened = self._position
 
