@@ -331,13 +331,13 @@ class OpenStore(OpenTopics):
             or topic_id in self.marks.ids()
             or any(
                 self.topic_id_at(self.layout.partition(partition)) == topic_id
-                for partition in self.partitions_at_hand(None)
+                for partition in self.existing_partitions(None)
             )
         )
 
     # --- sweeping ------------------------------------------------------------------------------------------------
 
-    def partitions_at_hand(self, topic: Topic | None) -> list[TopicPartition]:
+    def existing_partitions(self, topic: Topic | None) -> list[TopicPartition]:
         """Partitions that have a directory: of the topic, or all when the topic is not known."""
         names = self.fs.listdir(self.layout.logs)
         if topic is not None:
