@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import InvalidConfig
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.opening import is_url
+from logstore.restore.reads import Reads
 from logstore.topics import checkpoints, creating, deleting, sweeping
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from logstore.commit.store_face import Store
     from logstore.partition.log import PartitionLog
     from logstore.records.record import Record
-    from logstore.restore.follow import Followed
 
 
 def open_store(
@@ -56,7 +56,7 @@ def directory_of(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
 
-class LogStore(OpenStore):
+class LogStore(OpenStore, Reads):
     """An open store; close it, or use it as a context manager.
 
     Any number of processes may have it open at once.
@@ -162,53 +162,6 @@ class LogStore(OpenStore):
         assert self._own_flush is not None
         self._own_flush.appended(committed)
         return committed
-
-    def restore(
-        self,
-        topic: str,
-        *,
-        as_of_offsets: Mapping[int, int] | None = None,
-        as_of_timestamp_ms: int | None = None,
-        since_offsets: Mapping[int, int] | None = None,
-        tombstones: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
-        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
-
-        `restore_state` does the same with Spark, and says more of `since_offsets`.
-        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
-
-            for batch in store.restore("accounts", as_of_timestamp_ms=1_700_000_000_000): …
-        """
-        from logstore.restore.restore import plan_restore, restore
-
-        plan = plan_restore(
-            self,
-            topic,
-            as_of_offsets=as_of_offsets,
-            as_of_timestamp_ms=as_of_timestamp_ms,
-            since_offsets=since_offsets,
-        )
-        return restore(self, plan, tombstones=tombstones)
-
-    def follow(
-        self,
-        topic: str | Sequence[str],
-        position: Mapping[str, object] | None = None,
-        *,
-        poll_s: float = 0.1,
-        wait: bool = True,
-        committed: bool = True,
-    ) -> Iterator[Followed]:
-        """Records of all partitions from `position` on, as they come; without one, from the beginning.
-
-        A position is plain JSON that the caller keeps with what it made of the records; each delivery carries the next.
-        Of several topics, each round ends where a commit is in all of them or in none. `committed` leaves out open and
-        aborted transactions, as read_committed does.
-        Raises UnknownTopic when the topic was deleted or created again, OffsetOutOfRange when records are gone.
-        """
-        from logstore.restore.follow import follow
-
-        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
 
     def writing(
         self, topic: Topic, number: int, *, what: str, clock: Clock | None = None

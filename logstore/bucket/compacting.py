@@ -21,7 +21,7 @@ from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
 from logstore.bucket.segment_object import LocalSegment, fetch_segment, put_segment
 from logstore.cleaner.cleaner import plan_pass, run_pass
-from logstore.cleaner.eligibility import Cleanable, CleanerFacts, Looks, SegmentAge, cleanable
+from logstore.cleaner.eligibility import Cleanable, CleanerFacts, Lookups, SegmentAge, cleanable
 from logstore.cleaner.engine import Engine, LocalEngine
 from logstore.cleaner.topic_rules import options_of, recompress_codec_id, rules_of
 from logstore.cleaner.work import Cleaned, LogToClean, PassReport
@@ -95,7 +95,7 @@ def age_ms(segment: Segment) -> int:
     return segment.appended_ms
 
 
-def _looks(environment: MaintenanceEnvironment, source: PartitionSource, looked: Looked, config: LogConfig) -> Looks:
+def _looks(environment: MaintenanceEnvironment, source: PartitionSource, looked: Looked, config: LogConfig) -> Lookups:
     files = SegmentFiles(environment.shelf.cache, source.directory, looked.view.segments)
     by_base = {segment.base_offset: segment for segment in looked.view.segments}
     codec_id = recompress_codec_id(config)
@@ -116,7 +116,7 @@ def _looks(environment: MaintenanceEnvironment, source: PartitionSource, looked:
             return None
         return by_base[base_offset].appended_ms
 
-    return Looks(first_timestamp_ms, other_codec_ms)
+    return Lookups(first_timestamp_ms, other_codec_ms)
 
 
 def compact_partition(

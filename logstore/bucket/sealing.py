@@ -197,7 +197,7 @@ def _replay(
             raise _gone(source, log, error) from error
         except (CorruptBatch, ObjectTruncated) as error:
             lost.append(_set_aside(environment, source, commit, piece, base_offset, error))
-            log.go_on_at(base_offset + piece.records)
+            log.continue_at(base_offset + piece.records)
             continue
         place_batches(log, chunk.data, chunk.table)
     if log.end_offset != commit.end_offset:
@@ -344,7 +344,7 @@ class SealedLog:
             limits=self._limits,
         )
 
-    def go_on_at(self, offset: int) -> None:
+    def continue_at(self, offset: int) -> None:
         """Leave out what is lost."""
         self._lost += offset - self.end_offset
         self.end_offset = offset

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ from logstore.objects.opening import MEMORY, open_objects, open_raw
 from logstore.objects.probe import probe_objects
 from logstore.objects.retrying import RetryingObjects
 from logstore.partition.reading import MAX_TIMESTAMP_QUERY
+from logstore.restore.reads import Reads
 from logstore.topics.registry import Topic
 from logstore.topics.store_settings import StoreSettings
 
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from logstore.commit.apps import AppBatch
     from logstore.commit.committer import Committed
     from logstore.records.record import Record
-    from logstore.restore.follow import Followed
 
 FORMAT = 1
 
@@ -57,11 +57,13 @@ _probed: set[str] = set()
 _probing = threading.Lock()
 
 
-class BucketStore(StoreSettings):
+class BucketStore(StoreSettings, Reads):
     """An open store; use it as a context manager, or leave it: nothing has to be given up.
 
     >>> with BucketStore("s3://bucket/prefix", create=True) as store: ...
     """
+
+    poll_s = 1.0
 
     def __init__(
         self,
@@ -293,48 +295,6 @@ class BucketStore(StoreSettings):
 
         table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
         return append_table(self.committer, topic, table, app=app)
-
-    def restore(
-        self,
-        topic: str,
-        *,
-        as_of_offsets: Mapping[int, int] | None = None,
-        as_of_timestamp_ms: int | None = None,
-        since_offsets: Mapping[int, int] | None = None,
-        tombstones: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
-        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
-
-        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
-        """
-        from logstore.restore.restore import plan_restore, restore
-
-        plan = plan_restore(
-            self,
-            topic,
-            as_of_offsets=as_of_offsets,
-            as_of_timestamp_ms=as_of_timestamp_ms,
-            since_offsets=since_offsets,
-        )
-        return restore(self, plan, tombstones=tombstones)
-
-    def follow(
-        self,
-        topic: str | Sequence[str],
-        position: Mapping[str, object] | None = None,
-        *,
-        poll_s: float = 1.0,
-        wait: bool = True,
-        committed: bool = True,
-    ) -> Iterator[Followed]:
-        """Records of all partitions from `position` on, as they come; without one, from the beginning.
-
-        A look at which nothing is new is one request. Raises UnknownTopic when the topic was deleted or created anew,
-        OffsetOutOfRange when records are gone.
-        """
-        from logstore.restore.follow import follow
-
-        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
 
 
 def _newest(view: LedgerView, topic: Topic) -> TopicRow:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 class OpenStore(OpenTopics):
     """Close it, or use it as a context manager."""
 
+    poll_s = 0.1
+
     # --- ends ---------------------------------------------------------------------------------------------------
 
     def ends(self, topic: Topic) -> TopicEnds:
@@ -55,7 +57,7 @@ class OpenStore(OpenTopics):
                         "the topic has records but nothing says which are committed",
                         file=path,
                         partition=topic.partition(number),
-                        hint="`duramen recover` takes them all.",
+                        hint="`duramen recover` treats all of them as committed.",
                     )
         return ends
 
@@ -262,7 +264,7 @@ class OpenStore(OpenTopics):
                     "the topic has records but nothing says which are committed",
                     file=self.layout.ends(topic.id),
                     partition=log.partition,
-                    hint="`duramen recover` takes them all.",
+                    hint="`duramen recover` treats all of them as committed.",
                 )
             log.truncate_to(high_watermark)
 
@@ -272,7 +274,7 @@ class OpenStore(OpenTopics):
         return topic_id_at(self.fs, directory, limits=self.limits)
 
     def is_gone(self, topic_id: str) -> bool:
-        """Whether the topic was deleted for certain: a mark says so, or a finished deletion has left nothing of it."""
+        """Whether the topic was certainly deleted: a mark says so, or a finished deletion has left nothing of it."""
         return self.marks.is_deleted(topic_id) or not (
             self.fs.exists(self.layout.topic_state(topic_id))
             or topic_id in self.marks.ids()
