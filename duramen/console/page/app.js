@@ -173,7 +173,7 @@
           ${store ? html`<span class="version faint num">${D.plain(store.version)}</span>` : null}</div>
       </div>
       <div class="body"><${Header} />
-        <main id="main" tabindex="-1">${locked ? html`<${D.Locked} />` : html`<${Page} key=${hash.split("?")[0] + (route.page === "topics" ? "" : `?${route.params.topic || ""}`)} route=${route} go=${go} />`}</main></div>
+        <main id="main" tabindex="-1" data-place=${hash}>${locked ? html`<${D.Locked} />` : html`<${Page} key=${hash.split("?")[0] + (route.page === "topics" ? "" : `?${route.params.topic || ""}`)} route=${route} go=${go} />`}</main></div>
       <${D.ActionDialog} />
       ${help ? html`<${Help} onClose=${() => setHelp(false)} />` : null}`;
   }
