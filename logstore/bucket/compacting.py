@@ -16,6 +16,7 @@ from logstore.bucket.files import SegmentFiles
 from logstore.bucket.freeing import check_age
 from logstore.bucket.keys import new_nonce, segment_key
 from logstore.bucket.manifest import Manifest, Segment
+from logstore.bucket.producers import Producers
 from logstore.bucket.reader import Looked, PartitionSource, look
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
@@ -80,7 +81,7 @@ def _facts(looked: Looked, config: LogConfig) -> CleanerFacts:
         segments=(*ages, SegmentAge(view.sealed_offset, int(bool(view.tail)), -1)),
         log_start_offset=view.log_start_offset,
         log_end_offset=view.high_watermark,
-        last_stable_offset=view.high_watermark,
+        last_stable_offset=view.last_stable_offset,
         first_dirty_offset=manifest.first_dirty_offset if manifest else 0,
         next_horizon_ms=None if state.next_horizon_ms in (None, -1) else state.next_horizon_ms,
         oldest_value_ms=state.oldest_value_ms,
@@ -173,6 +174,7 @@ def _pass(
         oldest_value_ms=state.oldest_value_ms,
         wanted_codec_id=state.wanted_codec_id,
         oldest_other_codec_ms=state.oldest_other_codec_ms,
+        clean_part_plain=state.clean_part_plain,
     )
     after, _ = environment.manifests.change(
         topic_id,
@@ -209,7 +211,7 @@ def _clean(
         log,
         now_ms=rules.now_ms,
         map_settings=rules.map_settings,
-        producers={},
+        producers=Producers(looked.manifest.producer_snapshot if looked.manifest else b"").last_records(rules.now_ms),
         options=options_of(config),
         bytes_per_second=rules.bytes_per_second,
         limits=limits,

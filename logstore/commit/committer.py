@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from logstore.clock import Clock
 from logstore.commit.apply import ApplyMany, numbers_of
@@ -65,8 +66,19 @@ class Committed:
         return {f"previous_{name}": self.timings_ms[name] for name in ("commit", "append") if self.timings_ms}
 
 
-#: Where nothing is open any more after a batch that ends transactions, by partition.
-StableOffsets = Callable[[Topic, TopicEnds], Mapping[int, int]]
+class Ending(Protocol):
+    """A batch that is the marker of a transaction."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def first_offset(self) -> int: ...
+
+    def stable_offsets(self, topic: Topic, ends: TopicEnds) -> Mapping[int, int]:
+        """The last stable offset behind the marker, of its partition; asked once the topic's ends are known.
+
+        Raises UnknownTransaction when others ended it meanwhile.
+        """
 
 
 class Committer(Flusher):
@@ -138,13 +150,13 @@ class Committer(Flusher):
         apply_many: ApplyMany | None = None,
         timings_ms: Mapping[str, int] | None = None,
         engine: str = "local",
-        stable_offsets: StableOffsets | None = None,
+        ending: Ending | None = None,
     ) -> Committed:
         """Decide and append what was staged. `targets` are by topic id, as the encoding tasks saw them.
 
         Raises TopicChanged (encode again), ReplayMismatch, DiskFull, LockHeld: nothing was changed then. An error of
         the append leaves a committed batch that the next holder of the lease finishes; its message says so.
-        `stable_offsets` is asked of each topic once it is settled, under its lease, where the batch ends transactions;
+        `ending` is asked of its topic once it is settled, under its lease;
         it may raise, and nothing was changed then.
         """
         timings = dict(timings_ms or {})
@@ -162,7 +174,7 @@ class Committer(Flusher):
             for topic_id in {topic_id for file in files for topic_id in file.placed}:
                 if topics[topic_id].keyed:  # before the commit: a restore must never trust what no longer holds
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
-            stable = {} if stable_offsets is None else {t.id: stable_offsets(t, ends[t.id]) for t in topics.values()}
+            stable = {} if ending is None else {t.id: ending.stable_offsets(t, ends[t.id]) for t in topics.values()}
             plan = plan_of(self.store, staging.plan_id, files, topics, ends, app, stable)
             self._check_plan(plan, files, topics, ends)
             write_plan(self._fs, staging.folder, plan, limits=self.store.limits)

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from logstore.clock import Clock
 from logstore.commit.apply import ApplyMany
 from logstore.commit.apps import AppBatch
-from logstore.commit.committer import Committed, StableOffsets
+from logstore.commit.committer import Committed, Ending
 from logstore.commit.plan_folder import reporting_full_disk
 from logstore.commit.staged_output import Outputs, StagedOutput
 from logstore.commit.staging import StagedFile, TopicTarget
@@ -75,7 +75,7 @@ class Commits(Protocol[B]):
         apply_many: ApplyMany | None = None,
         timings_ms: Mapping[str, int] | None = None,
         engine: str = "local",
-        stable_offsets: StableOffsets | None = None,
+        ending: Ending | None = None,
     ) -> Committed: ...
 
     def discard(self, plan_id: str) -> None:
@@ -109,7 +109,7 @@ def append_batch(
     apply_many: ApplyMany | None = None,
     timings_ms: Mapping[str, int] | None = None,
     engine: str = "local",
-    stable_offsets: StableOffsets | None = None,
+    ending: Ending | None = None,
 ) -> Committed:
     """Append what `encode` stages, all or none of it. With `app`, a batch that the ledger has is not written again.
 
@@ -138,7 +138,7 @@ def append_batch(
                 apply_many=apply_many,
                 timings_ms=timings | dict(timings_ms or {}),
                 engine=engine,
-                stable_offsets=stable_offsets,
+                ending=ending,
             )
         except (TopicChanged, CommitConflict):  # nothing was committed: look again
             if plan_id is not None or attempt >= _TRIES_MAX:
