@@ -38,7 +38,7 @@ def test_a_pass_under_way_is_in_the_header_and_on_its_partitions_page(memory: Pa
         expect(page.locator(".job")).to_have_count(4)
         with LogStore(path) as store:
             store.alter_topic("slow", unset=[PAUSED])
-        expect(page.locator(".job-running")).to_contain_text("compaction", timeout=45_000)
+        expect(page.locator(".job-running").filter(has_text="compaction")).to_be_visible(timeout=45_000)
         running = page.locator(".passes li")
         expect(running).to_contain_text("slow-0")
         expect(running.locator(".pass-step")).to_have_text(re.compile("index|rewrite"))
