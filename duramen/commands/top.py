@@ -44,6 +44,9 @@ _COLUMNS = ("partition", "size", "records", "dirty", "of", "in/s", "next", "why"
 _SHORT = (
     ("due: its dirty ratio is above the threshold", "above the ratio"),
     ("not due: its dirty ratio is not above min.cleanable.dirty.ratio", "below the ratio"),
+    ("not due: everything new is in the active segment", "nothing closed"),
+    ("not compacted: its cleanup.policy does not include compact", "not compacted"),
+    ("paused; `duramen resume` lets it go on", "paused"),
     ("not due: ", ""),
     ("due: ", ""),
 )

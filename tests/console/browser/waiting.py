@@ -7,7 +7,7 @@ import time
 
 from playwright.sync_api import Page, expect
 
-LIMIT_S = 15.0
+LIMIT_S = 30.0
 
 
 def show(page: Page, place: str) -> None:
