@@ -43,6 +43,7 @@ _SUMMARY_EVERY = 4
 _SUMMARY_BYTES = MIB
 #: who has not looked for this long begins from the summary again: commit files may have been cleaned up since
 _STALE_MS = 3_600_000
+_TOLD_MAX = 4096
 
 
 class BucketLedger:
@@ -62,6 +63,8 @@ class BucketLedger:
         self._summary: tuple[int, int, Version] | None = None  # ledger version, size
         #: what the commits that were read one by one took, by step
         self.spent_ms: Counter[str] = Counter()
+        #: what the newest of them said of their batch, by its plan
+        self.told: dict[str, Mapping[str, object]] = {}
 
     def make(self) -> None:
         """Begin the ledger where there is none."""
@@ -112,6 +115,11 @@ class BucketLedger:
             return None
         entry = decode_commit(data, view.version + 1, limits=self._limits)
         self.spent_ms.update(spent_ms(entry))
+        for row in entry.rows[:1]:
+            if row.plan is not None:
+                self.told[row.plan.key] = entry.details
+        while len(self.told) > _TOLD_MAX:
+            del self.told[next(iter(self.told))]
         return applied(view, entry)
 
     # --- writing ----------------------------------------------------------------------------------------------------

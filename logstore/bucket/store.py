@@ -303,6 +303,11 @@ class BucketStore(StoreSettings, Reads):
         tail = sum(piece.size_bytes for plan in plans for piece in plan.pieces(topic.id, number))
         return sum(segment.log_bytes for segment in view.segments) + tail
 
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes with each commit to the topic, as the ledger was last seen; not with seals and passes."""
+        newest = self.ledger.view.newest(topic.id)
+        return () if newest is None else (newest.sequence,)
+
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time, -1 when there is none."""
         found = self.reader(topic, number).offset_for_timestamp(MAX_TIMESTAMP_QUERY)

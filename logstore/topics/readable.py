@@ -46,6 +46,9 @@ class ReadableStore(Protocol):
 
     @property
     def broker_config(self) -> BrokerConfig: ...
+    @property
+    def settings_file(self) -> str:
+        """Where the settings of the store as a whole are, or would be."""
 
     def broker_settings(self) -> dict[str, Resolved]:
         """The settings of the store as a whole, each with its source."""
