@@ -180,8 +180,8 @@ def _commit(store: BucketStore, row_of: Callable[[LedgerView], TopicRow]) -> Top
     unknown = 0
     for attempt in range(_CONFLICTS_MAX):
         view = store.ledger.refresh()
-        for row in tried:  # an attempt whose answer was lost
-            if row in view.rows:
+        for row in tried:  # an attempt whose answer was lost; its row may be forgotten, its definition is not
+            if row in view.rows or (row.definition and row.definition == view.definitions.get(row.topic_id)):
                 return row
         row = row_of(view)
         tried.append(row)
