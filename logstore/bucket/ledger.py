@@ -90,13 +90,14 @@ class BucketLedger:
                 if view is None or self._looked.ms() > _STALE_MS:
                     view = self._from_summary()
                 while (after := self._next(view)) is not None:
-                    self._view = view = after
+                    view = after
                 if view.version < 0:
                     raise LedgerError("the store has no ledger", file=commit_key(0), hint="Was it deleted?")
-                self._view, self._looked = view, looked
                 if looked.ms() <= _STALE_MS:
+                    self._view, self._looked = view, looked
                     return view
-                # It slept in between: the last "no such version" may have been of a file that was cleaned up.
+                # It slept in between. A version that was not there may have been cleaned up, and one that was may have
+                # been put there by one who slept as well: none of this look is believed.
             raise LedgerError(f"reading the ledger took more than an hour, {_LOOKS_MAX} times", hint="Try again")
 
     def _from_summary(self) -> LedgerView:

@@ -28,6 +28,10 @@ class WorldObjects:
     def _ask(self, op: Op) -> Any:
         return self._world.ask(op)
 
+    def tick(self, ms: int = 0) -> None:
+        """Time goes by; without any it is only waited for one's turn."""
+        self._ask(Op("tick", value=ms))
+
     def create(self, key: str, data: bytes) -> Version:
         return self._ask(Op("create", key, data))  # type: ignore[no-any-return]
 
@@ -48,18 +52,36 @@ class WorldObjects:
         return [data[begin:end] for begin, end in spans]
 
     def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
+        """One request, however many there are."""
+        for key in keys[:1]:
             self._ask(Op("delete", key))
+        for key in keys[1:]:
+            WorldObjects._ask(self, Op("delete", key))
 
     def list(self, prefix: str, after: str = "") -> Iterator[Head]:
         return (head for head in self._ask(Op("list", f"{prefix}/")) if head.key > after)
 
 
 class InTurn(WorldObjects):
-    """The same, for the code of an actor."""
+    """The same, for the code of an actor: requests of these names wait for their turn, others come with the one before.
+
+    What nobody else changes, or what only rises, need not wait.
+    """
+
+    def __init__(self, world: World, names: Sequence[str] = ("create", "replace", "put", "get", "delete")) -> None:
+        super().__init__(world)
+        self._names = names
 
     def _ask(self, op: Op) -> Any:
+        if op.name not in self._names:
+            return super()._ask(op)
         return greenlet.getcurrent().parent.switch(op)
+
+
+def new_world() -> World:
+    """Names begin anew with it."""
+    greenlet.getcurrent().names = 0
+    return World(timed=True)
 
 
 class WorldClock:
