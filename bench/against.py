@@ -2,8 +2,9 @@
 
 Each tree has a process of its own that stays up (`bench.worker`, started with that tree in front of the path), so that
 Spark and the kernels are warm. A round does each piece of work once in each tree, in an order that changes. What is
-printed is the median of the rounds' ratios, new to old: above 1 this tree is slower. Nothing else of the machine is
-assumed quiet: both sides meet the same disturbance, a single round means nothing, the median does.
+printed is the median of the rounds' ratios, new to old, of seconds and of processor seconds: above 1 this tree is
+slower. Nothing else of the machine is assumed quiet: both sides meet the same disturbance, a single round means
+nothing, the median does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
+from bench.machine import TICKS_PER_S
 from bench.result import median
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,13 +44,15 @@ class Tree:
             command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.seconds: dict[str, list[float]] = {each: [] for each in work}
+        self.processor_s: dict[str, list[float]] = {each: [] for each in work}
 
-    def do(self, work: str) -> float:
+    def do(self, work: str) -> tuple[float, float]:
         print(work, file=_pipe(self._process.stdin), flush=True)
         answer = _pipe(self._process.stdout).readline()
         if not answer:
             raise OSError(f"{self.name}: the process that measures {work} ended")
-        return float(json.loads(answer))
+        seconds, processor_s = json.loads(answer)
+        return seconds, processor_s
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -92,10 +96,11 @@ def main(arguments: list[str]) -> int:
             for number in range(-1, chosen.rounds):  # the first does not count
                 for each in work:
                     turn = trees if number % 2 else trees[::-1]
-                    seconds = {tree.name: tree.do(each) for tree in turn}
-                    out.print(f"{number} {each} {seconds}", highlight=False)
+                    taken = {tree.name: tree.do(each) for tree in turn}
+                    out.print(f"{number} {each} {taken}", highlight=False)
                     for tree in trees if number >= 0 else ():
-                        tree.seconds[each].append(seconds[tree.name])
+                        tree.seconds[each].append(taken[tree.name][0])
+                        tree.processor_s[each].append(taken[tree.name][1])
         finally:
             for tree in trees:
                 tree.close()
@@ -105,15 +110,21 @@ def main(arguments: list[str]) -> int:
 
 def _table(trees: list[Tree], work: tuple[str, ...]) -> Table:
     new, *old = trees
-    table = Table("work", f"{new.name}, s", *(f"to {each.name}" for each in old), title="medians of the rounds' ratios")
+    columns = [f"{what} to {each.name}" for each in old for what in ("seconds", "processor")]
+    table = Table("work", f"{new.name}, s", *columns, title="medians of the rounds' ratios (quartiles)")
     for each in work:
-        ratios = [
-            sorted(mine / theirs for mine, theirs in zip(new.seconds[each], tree.seconds[each], strict=True))
-            for tree in old
-        ]
-        cells = [f"{median(found):.3f} ({found[0]:.2f} to {found[-1]:.2f})" for found in ratios]
+        cells = []
+        for tree in old:
+            cells += [_ratios(new.seconds[each], tree.seconds[each])]
+            cells += [_ratios(new.processor_s[each], tree.processor_s[each])]
         table.add_row(each, f"{median(new.seconds[each]):.3f}", *cells)
     return table
+
+
+def _ratios(ours: list[float], theirs: list[float]) -> str:
+    """The median of the rounds' ratios, and between which values half of them lie."""
+    found = sorted(mine / max(other, 1 / TICKS_PER_S) for mine, other in zip(ours, theirs, strict=True))
+    return f"{median(found):.3f} ({found[len(found) // 4]:.2f} to {found[-1 - len(found) // 4]:.2f})"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One tree's side of `bench.against`: reads names of work, does it, answers with the seconds it took.
+"""One tree's side of `bench.against`: reads names of work, does it, answers with its seconds and its processor seconds.
 
 Started by path, with the measured tree in front of the path, so it may use only what every version has: it tries the
 present way to call something first, then those of earlier versions.
@@ -21,8 +21,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from machine import family_s
 
-sys.path.pop(0)  # this file's own folder
+sys.path.pop(0)  # this file's own folder, which has `machine`
+
+
+class Clock:
+    """Seconds since it was made, and processor seconds of this process, Spark and its Python workers."""
+
+    def __init__(self) -> None:
+        self._worked, self._began = family_s(), time.perf_counter()
+
+    def took(self) -> tuple[float, float]:
+        return time.perf_counter() - self._began, family_s() - self._worked
 
 
 def first(name: str, *modules: str) -> Any:
@@ -77,40 +88,40 @@ class Work:
     def copy(self) -> Path:
         return Path(shutil.copytree(self.filled(), self.folder / f"copy-{next(self.numbers)}"))
 
-    def append(self) -> float:
+    def append(self) -> tuple[float, float]:
         with self.store() as store:
-            began = time.perf_counter()
+            clock = Clock()
             for part in self.parts:
                 store.append("rows", part)
-            return time.perf_counter() - began
+            return clock.took()
 
-    def small_appends(self) -> float:
+    def small_appends(self) -> tuple[float, float]:
         with self.store() as store:
             store.append("rows", [Record(b"k", b"v")])
-            began = time.perf_counter()
+            clock = Clock()
             for _ in range(SMALL):
                 store.append("rows", [Record(b"k", b"v" * 100)])
-            return time.perf_counter() - began
+            return clock.took()
 
-    def read(self) -> float:
+    def read(self) -> tuple[float, float]:
         with LogStore(self.filled()) as store:
-            began = time.perf_counter()
+            clock = Clock()
             reader = store.reader(store.topic("rows"), 0)
             assert sum(to_arrow(chunk).num_rows for chunk in reader.columns(0)) == ROWS
-            return time.perf_counter() - began
+            return clock.took()
 
-    def compact(self) -> float:
+    def compact(self) -> tuple[float, float]:
         with LogStore(self.copy()) as store:
-            began = time.perf_counter()
+            clock = Clock()
             report = compact(store=store, force=True, roll_active=True, retention=False, threads=2)
             assert not report.failed
-            return time.perf_counter() - began
+            return clock.took()
 
-    def restore(self) -> float:
+    def restore(self) -> tuple[float, float]:
         with LogStore(self.filled()) as store:
-            began = time.perf_counter()
+            clock = Clock()
             assert sum(batch.num_rows for batch in restore(store, plan_restore(store, "rows"))) <= KEYS
-            return time.perf_counter() - began
+            return clock.took()
 
     # --- Spark ---------------------------------------------------------------------------------------------------
 
@@ -145,61 +156,60 @@ class Work:
                 pq.write_table(part, path / f"{number}.parquet", compression="none")
         return self.spark().read.parquet(str(path))
 
-    def _sink(self, rows: Any, times: int) -> float:
+    def _sink(self, rows: Any, times: int) -> tuple[float, float]:
         from streaming.sink import LogSink
 
         with self.store(partitions=4) as store:
             path = store.path
         sink = LogSink(store=path, topic="rows", app_id="bench")
         sink(rows.limit(10), 0)
-        began = time.perf_counter()
+        clock = Clock()
         for number in range(times):
             sink(rows, number + 1)
-        return time.perf_counter() - began
+        return clock.took()
 
-    def sink(self) -> float:
+    def sink(self) -> tuple[float, float]:
         return self._sink(self.rows(), 1)
 
-    def small_sink(self) -> float:
+    def small_sink(self) -> tuple[float, float]:
         return self._sink(self.spark().range(100).selectExpr("cast(id as string) key", "'paid' value"), 10)
 
-    def source(self) -> float:
+    def source(self) -> tuple[float, float]:
         rows = (
             self.spark().read.format("duramen").option("store", str(self.filled())).option("subscribe", "rows").load()
         )
-        began = time.perf_counter()
+        clock = Clock()
         rows.select("key", "value", "offset").write.format("noop").mode("overwrite").save()
-        return time.perf_counter() - began
+        return clock.took()
 
-    def restore_state(self) -> float:
+    def restore_state(self) -> tuple[float, float]:
         from streaming.restore import restore_state
 
-        began = time.perf_counter()
+        clock = Clock()
         state = restore_state(self.spark(), store=str(self.filled()), topic="rows")
         getattr(state, "df", state).write.format("noop").mode("overwrite").save()
-        return time.perf_counter() - began
+        return clock.took()
 
-    def spark_compact(self) -> float:
+    def spark_compact(self) -> tuple[float, float]:
         with LogStore(self.copy()) as store:
-            began = time.perf_counter()
+            clock = Clock()
             report = compact(store=store, spark=self.spark(), force=True, roll_active=True, retention=False)
             assert not report.failed, [run.reason for run in report.failed]
-            return time.perf_counter() - began
+            return clock.took()
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
     work = Work(Path(sys.argv[1]))
-    todo: dict[str, Callable[[], float]] = {
+    todo: dict[str, Callable[[], tuple[float, float]]] = {
         name.replace("_", " "): method
         for name, method in inspect.getmembers(work, inspect.ismethod)
         if not name.startswith("_")
     }
     todo["restore_state"] = work.restore_state
     for line in sys.stdin:
-        seconds = todo[line.strip()]()
-        print(json.dumps(seconds), file=answers, flush=True)
+        print(json.dumps(todo[line.strip()]()), file=answers, flush=True)
         for left in [*work.folder.glob("store-*"), *work.folder.glob("copy-*")]:
             if left != work._filled:
                 shutil.rmtree(left, ignore_errors=True)

@@ -242,7 +242,7 @@ class _Job:
 
     def _pass(self, context: Context, each: PartitionPlan) -> Run:
         if self._stopping():
-            return Run(each, SKIPPED, "the run was told to stop", skip=Skip.STOPPING)
+            return Run(each, SKIPPED, "the run was stopped", skip=Skip.STOPPING)
         if not each.may_run(roll_active=context.roll_active) and not each.unfinished:
             run = Run(each, SKIPPED, each.why, skip=Skip.NOT_DUE)  # no lock, and no second look
         else:
@@ -257,7 +257,7 @@ class _Job:
         def moved(step: str, size: int) -> None:
             self._progress.moved(each.name, step, size)
             if self._stopping():
-                raise CleaningAborted("the run was told to stop")
+                raise CleaningAborted("the run was stopped")
 
         if self._spark is None:
             return LocalEngine(self._store.fs, threads=threads, groups_at_once=each.groups_at_once, progress=moved)

@@ -111,7 +111,7 @@ class SparkEngine:
         try:
             return run_tasks(self._spark, task, count, (DuramenError, OSError))
         except Exception:
-            self._progress("wait", 0)  # cancelled because the run was told to stop: that raises, and says so
+            self._progress("wait", 0)  # cancelled because the run was stopped: that raises, and says so
             raise
 
     def tasks_at_once(self) -> int:

@@ -16,10 +16,6 @@ from logstore.setting import Kind, Scope, Setting, Synonym, Value, shown
 _MINUTE_MS = 60_000
 _HOUR_MS = 3_600_000
 _DOUBLE_MAX = sys.float_info.max
-_COMMITS_ARE_DURABLE = (
-    "a commit is on disk in staging before it is visible; log.flush.scheduler.interval.ms says how often the logs "
-    "themselves are flushed"
-)
 _WRITTEN_WITH_THE_CHANGE = "offsets are written with every change, not from time to time"
 
 
@@ -80,20 +76,20 @@ SETTINGS: tuple[Setting, ...] = (
         "flush.messages",
         Kind.LONG,
         INT64_MAX,
-        "Unflushed records that force an fsync of a broker's log.",
+        "Records of a topic that its writer appended and did not flush yet, from which on it flushes the logs. Nothing "
+        "depends on it for durability: a commit is on disk in staging before it is visible.",
         "log.flush.interval.messages",
         minimum=1,
-        no_effect=_COMMITS_ARE_DURABLE,
     ),
     _topic(
         "flush.ms",
         Kind.LONG,
         INT64_MAX,
-        "Longest time a record stays unflushed in a broker's log.",
+        "Age of unflushed records from which on their writer flushes the logs, at its next append or, in the sink, "
+        "by itself. A writer flushes after five seconds (the sink after one) in any case.",
         "log.flush.interval.ms",
         "log.flush.scheduler.interval.ms",
         minimum=0,
-        no_effect=_COMMITS_ARE_DURABLE,
     ),
     _topic(
         "retention.ms",
@@ -301,9 +297,10 @@ SETTINGS: tuple[Setting, ...] = (
         "log.cleaner.io.buffer.size",
         Kind.INT,
         524_288,
-        "Memory for the read and write buffers of all cleaner threads together.",
+        "Memory for the read and write buffers of all cleaner threads together, half of it to read and half to write; "
+        "each thread takes 4 MiB to read and 4 MiB to write where it is not set, and never more.",
         minimum=0,
-        no_effect="each compaction thread reads and writes pieces of 4 MiB, whatever the size of the topic",
+        matters_when_set=True,
     ),
     _broker("log.cleaner.io.buffer.load.factor", Kind.DOUBLE, 0.9, "How full an offset map may become."),
     _broker(
@@ -353,9 +350,10 @@ SETTINGS: tuple[Setting, ...] = (
         "num.recovery.threads.per.data.dir",
         Kind.INT,
         2,
-        "Partitions loaded, recovered and closed side by side.",
+        "Partitions that `duramen verify` checks side by side; one at a time where it is not set. Opening a store "
+        "loads nothing, and `recover` repairs one partition at a time.",
         minimum=1,
-        no_effect="a store needs no loading; verify and recover look at one partition after the other",
+        matters_when_set=True,
     ),
     _broker(
         "producer.id.expiration.ms",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.errors import InvalidConfig
+from logstore.errors import InvalidConfig, TopicExists
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.opening import is_url
+from logstore.restore.reads import Reads
 from logstore.topics import checkpoints, creating, deleting, sweeping
 from logstore.topics.opened import OpenStore
+from logstore.topics.placing import check_place
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from logstore.commit.committer import Committed, Committer
     from logstore.commit.own_flush import OwnFlush
     from logstore.commit.store_face import Store
+    from logstore.commit.transactions import OpenTransaction
+    from logstore.directory.ends import TopicEnds
     from logstore.partition.log import PartitionLog
     from logstore.records.record import Record
-    from logstore.restore.follow import Followed
+    from logstore.topics.moving import Arrivals
 
 
 def open_store(
@@ -56,7 +60,7 @@ def directory_of(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
 
-class LogStore(OpenStore):
+class LogStore(OpenStore, Reads):
     """An open store; close it, or use it as a context manager.
 
     Any number of processes may have it open at once.
@@ -132,6 +136,20 @@ class LogStore(OpenStore):
         """Bring Kafka's four checkpoint files up to date with the state; for tools, nothing of ours reads them."""
         checkpoints.project_checkpoints(self)
 
+    def check_free(self, topic: Topic) -> None:
+        """Whether a topic could come in under its name. Raises TopicExists, StrayDirectory."""
+        if self.fs.exists(self.layout.topic(topic.name)):
+            raise TopicExists(
+                f"there is a topic {topic.name} already", hint="Delete it first, or take the others with --topic."
+            )
+        check_place(self, topic, clear=False)
+
+    def arrivals(self) -> contextlib.AbstractContextManager[Arrivals]:
+        """For topics that come in from elsewhere; see `moving.Arrivals`."""
+        from logstore.transfer.directory_arrivals import directory_arrivals
+
+        return directory_arrivals(self)
+
     # --- records -------------------------------------------------------------------------------------------------
 
     def commits(self) -> Committer:
@@ -150,65 +168,24 @@ class LogStore(OpenStore):
         With `app` a batch that is in the ledger already is not written again. Raises InvalidRecord and its kind,
         UnknownTopic, ReplayMismatch, LockHeld, DiskFull.
         """
-        from logstore.commit.committer import Committer
         from logstore.commit.own_flush import OwnFlush
         from logstore.commit.produce import append_table, table_of
 
-        if self._committer is None:
-            self._committer = Committer(self)
-            self._own_flush = OwnFlush(self._committer)
+        committer = self.commits()
+        if self._own_flush is None:
+            self._own_flush = OwnFlush(committer)
         table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
-        committed = append_table(self._committer, topic, table, app=app)
-        assert self._own_flush is not None
+        committed = append_table(committer, topic, table, app=app)
         self._own_flush.appended(committed)
         return committed
 
-    def restore(
-        self,
-        topic: str,
-        *,
-        as_of_offsets: Mapping[int, int] | None = None,
-        as_of_timestamp_ms: int | None = None,
-        since_offsets: Mapping[int, int] | None = None,
-        tombstones: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
-        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
+    def open_transactions(
+        self, topic: Topic, number: int, *, ends: TopicEnds | None = None
+    ) -> Sequence[OpenTransaction]:
+        """Transactions of an imported partition that have no end. Raises LockHeld, CorruptState, DamagedLog."""
+        from logstore.commit.transactions import open_transactions
 
-        `restore_state` does the same with Spark, and says more of `since_offsets`.
-        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
-
-            for batch in store.restore("accounts", as_of_timestamp_ms=1_700_000_000_000): …
-        """
-        from logstore.restore.restore import plan_restore, restore
-
-        plan = plan_restore(
-            self,
-            topic,
-            as_of_offsets=as_of_offsets,
-            as_of_timestamp_ms=as_of_timestamp_ms,
-            since_offsets=since_offsets,
-        )
-        return restore(self, plan, tombstones=tombstones)
-
-    def follow(
-        self,
-        topic: str | Sequence[str],
-        position: Mapping[str, object] | None = None,
-        *,
-        poll_s: float = 0.1,
-        wait: bool = True,
-        committed: bool = True,
-    ) -> Iterator[Followed]:
-        """Records of all partitions from `position` on, as they come; without one, from the beginning.
-
-        A position is plain JSON that the caller keeps with what it made of the records; each delivery carries the next.
-        Of several topics, each round ends where a commit is in all of them or in none. `committed` leaves out open and
-        aborted transactions, as read_committed does.
-        Raises UnknownTopic when the topic was deleted or created again, OffsetOutOfRange when records are gone.
-        """
-        from logstore.restore.follow import follow
-
-        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
+        return open_transactions(self, topic, number, ends=ends)
 
     def writing(
         self, topic: Topic, number: int, *, what: str, clock: Clock | None = None

@@ -7,26 +7,45 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from logstore.errors import DuramenError
 
 if TYPE_CHECKING:
     from logstore.commit.driver import Commits
+    from logstore.commit.plan import TopicPlan
 
-_due: dict[tuple[int, str], tuple[float, Commits[Any]]] = {}
+
+@dataclass(slots=True)
+class _Waiting:
+    """A topic with records that are not flushed; `at` is when they will be, of `time.monotonic`."""
+
+    at: float
+    committer: Commits[Any]
+    records: int = 0
+
+
+_due: dict[tuple[int, str], _Waiting] = {}
 _changed = threading.Condition()
 _thread: threading.Thread | None = None
 _ending = False
 _END_WAIT_S = 60
 
 
-def flush_later(committer: Commits[Any], topics: list[str], delay_ms: int) -> None:
-    """Flush these topics within `delay_ms`; until then their staged files are the redo log."""
+def flush_later(committer: Commits[Any], appended: Iterable[TopicPlan], delay_ms: int) -> None:
+    """Flush these topics within `delay_ms`, or as `flush.messages` and `flush.ms` have it if that is earlier; until
+    then their staged files are the redo log.
+    """
     global _thread
+    now = time.monotonic()
     with _changed:
-        for topic in topics:
-            _due.setdefault((id(committer), topic), (time.monotonic() + delay_ms / 1000, committer))
+        for plan in appended:
+            at = now + min(delay_ms, plan.flush_ms) / 1000
+            waiting = _due.setdefault((id(committer), plan.topic), _Waiting(at, committer))
+            waiting.records += plan.records
+            waiting.at = now if waiting.records >= plan.flush_messages else min(waiting.at, at)
         if not _ending and (_thread is None or not _thread.is_alive()):
             _thread = threading.Thread(target=_run, name="duramen flush", daemon=True)
             _thread.start()
@@ -38,8 +57,8 @@ def flush_now() -> None:
     with _changed:
         waiting = list(_due.items())
         _due.clear()
-    for (_, topic), (_, committer) in waiting:
-        _flush(committer, topic)
+    for (_, topic), each in waiting:
+        _flush(each.committer, topic)
 
 
 def _run() -> None:
@@ -51,13 +70,13 @@ def _run() -> None:
                 if not _changed.wait(timeout=60):
                     return
                 continue
-            key, (at, committer) = min(_due.items(), key=lambda item: item[1][0])
-            wait = at - time.monotonic()
+            key, first = min(_due.items(), key=lambda item: item[1].at)
+            wait = first.at - time.monotonic()
             if wait > 0:
                 _changed.wait(timeout=wait)
                 continue
             del _due[key]
-        _flush(committer, key[1])
+        _flush(first.committer, key[1])
 
 
 def _flush(committer: Commits[Any], topic: str) -> None:

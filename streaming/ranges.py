@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from logstore.directory.state import PartitionState
 from logstore.errors import InvalidConfig, OffsetOutOfRange, UnknownTopic
+from logstore.partition.losses import clipped
 from logstore.restore.visibility import visible_ends
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
@@ -176,17 +178,30 @@ def in_range(store: ReadableStore, options: ReadOptions, wanted: OffsetRange) ->
             offset=wanted.end,
             hint="The store is older than the query; restart the query",
         )
-    log_start = store.partition_state(topic, wanted.partition).log_start_offset
-    if wanted.start >= log_start or wanted.start >= wanted.end:
-        return wanted
+    state = store.partition_state(topic, wanted.partition)
     if options.fail_on_data_loss:
+        _check_no_loss(topic, state, wanted)
+        return wanted
+    return replace(wanted, start=max(wanted.start, min(state.log_start_offset, wanted.end)))
+
+
+def _check_no_loss(topic: Topic, state: PartitionState, wanted: OffsetRange) -> None:
+    """Raises OffsetOutOfRange for what was deleted or lost; what only compaction took out is no loss."""
+    log_start = state.log_start_offset
+    what = None
+    if wanted.start < min(log_start, wanted.end):
+        what = f"records {wanted.start} to {min(log_start, wanted.end)} are gone: the log starts at {log_start}"
+    elif lost := clipped(state.losses, wanted.start, wanted.end):
+        first = lost[0]
+        at_most = "at most " if first.at_most else ""
+        what = f"{at_most}records {first.base_offset} to {first.end_offset} were lost to damage: {first.reason}"
+    if what is not None:
         raise OffsetOutOfRange(
-            f"records {wanted.start} to {min(log_start, wanted.end)} are gone: the log starts at {log_start}",
+            what,
             partition=topic.partition(wanted.partition),
             offset=wanted.start,
             hint="failOnDataLoss=false continues after them",
         )
-    return replace(wanted, start=min(log_start, wanted.end))
 
 
 def _recreated(name: str) -> UnknownTopic:

@@ -1,8 +1,8 @@
 """The data source `duramen`: batch and streaming reads and writes over a store.
 
 Columns and options are those of Spark's Kafka source. Reads are planned as offset ranges, never as files, because
-files are replaced by compaction while a query runs. Gaps inside a range are compaction and not loss; a log start that
-has moved past a position is loss.
+files are replaced by compaction while a query runs. Gaps inside a range are compaction and not loss, unless `recover`
+wrote down that damage took those records; a log start that has moved past a position is loss.
 """
 
 from __future__ import annotations

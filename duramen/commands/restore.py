@@ -14,6 +14,7 @@ import typer
 
 from duramen.commands.consume import text_of
 from duramen.commands.options import Encoding, OneTopic
+from duramen.losses import loss_documents, loss_text
 from duramen.moments import moment_ms
 from duramen.session import bad_usage, session
 from duramen.terminal import json_text
@@ -91,6 +92,7 @@ def restore(
         "rows": None if dry_run else rows,
         "end_offsets": {str(number): end for number, end in enumerate(plan.end_offsets)},
         "by_partition": plan.by_partition,
+        "losses": _losses(plan),
         "plan": plan.explain(),
         "file": None if dry_run or output_file == "-" else os.path.abspath(output_file),
         "restored": not dry_run,
@@ -99,6 +101,19 @@ def restore(
         session.answer(document, lambda: print(plan.explain() if dry_run else f"restored {rows} keys of {topic}"))
     elif not session.json:  # stdout has the rows
         print(f"restored {rows} keys of {topic}", file=sys.stderr)
+    _warn_of_losses(topic, document["losses"])
+
+
+def _warn_of_losses(topic: str, losses: list[dict[str, Any]]) -> None:
+    for each in losses:
+        name = f"{topic}-{each['partition']}"
+        print(f"{name}: {loss_text(each)} were lost to damage: older values may show", file=sys.stderr)
+
+
+def _losses(plan: RestorePlan) -> list[dict[str, Any]]:
+    return [
+        {"partition": number, **each} for number, losses in enumerate(plan.losses) for each in loss_documents(losses)
+    ]
 
 
 def _plan(

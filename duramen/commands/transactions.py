@@ -20,14 +20,12 @@ app = typer.Typer(
 @app.command("list")
 def list_(topics: Topics = None) -> None:
     """Show transactions without an end, which hold back read_committed readers and compaction."""
-    from logstore.commit.transactions import open_transactions
-
-    with session.open() as store:
+    with session.open_any() as store:
         found = [
             each
             for topic in chosen_topics(store, topics)
             for number in range(topic.partitions)
-            for each in open_transactions(store, topic, number)
+            for each in store.open_transactions(topic, number)
         ]
     documents = [_document(each) for each in found]
 
@@ -64,7 +62,7 @@ def abort(
     """End an open transaction with an ABORT marker: its records are never committed."""
     from logstore.commit.transactions import abort_transaction, find_transaction
 
-    with session.open() as store:
+    with session.open_any() as store:
         found = find_transaction(store, topic, partition, producer_id)
         document: dict[str, Any] = {
             "transaction": _document(found),

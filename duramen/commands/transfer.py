@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logstore.commit.store_face import Store
-    from logstore.store import LogStore
     from logstore.topics.registry import Topic
     from logstore.transfer.kafka_export import Exportable, ExportedPartition, Take
     from logstore.transfer.kafka_import import ImportedTopic
@@ -90,7 +89,7 @@ def import_(
             server_properties=server_properties,
             follow_links=follow_links,
         )
-        with session.open(create=not dry_run) as store:
+        with session.open_any(create=not dry_run) as store:
             if dry_run:
                 documents = _planned(source, plan_import(store, source, configs, defaults=defaults))
                 damaged = False
@@ -111,15 +110,13 @@ def import_(
 
 
 def _import_topics(
-    store: LogStore, source: Source, configs: dict[str, str], *, link: bool, defaults: bool
+    store: Store, source: Source, configs: dict[str, str], *, link: bool, defaults: bool
 ) -> list[ImportedTopic]:
     from logstore.transfer.kafka_import import import_topics
 
     total = sum(each.size_bytes for topic in source.topics for each in topic.partitions)
     with session.progress("importing", total) as step:
-        imported = import_topics(store, source, configs, link=link, defaults=defaults, progress=step)
-    store.project_checkpoints()
-    return imported
+        return import_topics(store, source, configs, link=link, defaults=defaults, progress=step)
 
 
 def _planned(source: Source, topics: list[Topic]) -> list[dict[str, Any]]:

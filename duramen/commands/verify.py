@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from duramen.commands.health import examined, print_store, store_document
@@ -83,33 +86,52 @@ def _verdict(result: VerifiedPartition) -> str:
 
 
 def verify_all(store: LogStore, partitions: list[tuple[Topic, int]]) -> list[Verification]:
+    """In the order of `partitions`, of which `num.recovery.threads.per.data.dir` are checked side by side."""
+    total = sum(_size_or_nothing(store, topic, number) for topic, number in partitions) if session.is_watched else 0
+    threads = store.given("num.recovery.threads.per.data.dir") or 1
+    with session.progress("verifying", total) as step:
+        if threads == 1:
+            return [_verified(store, topic, number, step) for topic, number in partitions]
+        stopped = threading.Event()
+
+        def go_on(size_bytes: int) -> None:
+            if stopped.is_set():
+                raise KeyboardInterrupt
+            step(size_bytes)
+
+        with ThreadPoolExecutor(threads) as pool:
+            looking = [pool.submit(_verified, store, topic, number, go_on) for topic, number in partitions]
+            try:
+                return [each.result() for each in looking]
+            except BaseException:
+                stopped.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def _verified(store: LogStore, topic: Topic, number: int, progress: Callable[[int], None]) -> Verification:
     from logstore.directory.finding import Finding
     from logstore.errors import CorruptState
     from logstore.upkeep.verify import verify_partition
 
-    total = sum(_size_or_nothing(store, topic, number) for topic, number in partitions) if session.is_watched else 0
-    results = []
-    with session.progress("verifying", total) as step:
-        for topic, number in partitions:
-            try:
-                high_watermark = store.high_watermark(topic, number)
-                damage = None
-            except CorruptState as error:
-                high_watermark, damage = 0, error
-            result = verify_partition(
-                store.fs,
-                store.layout.partition(topic.partition(number)),
-                partition=topic.partition(number),
-                topic_id=topic.id,
-                state_path=store.layout.partition_state(topic.id, number),
-                high_watermark=high_watermark,
-                limits=store.limits,
-                progress=step,
-            )
-            if damage is not None:
-                result.findings.append(Finding(damage.what, damage.file, damage.position, damage.offset))
-            results.append(result)
-    return results
+    try:
+        high_watermark = store.high_watermark(topic, number)
+        damage = None
+    except CorruptState as error:
+        high_watermark, damage = 0, error
+    result = verify_partition(
+        store.fs,
+        store.layout.partition(topic.partition(number)),
+        partition=topic.partition(number),
+        topic_id=topic.id,
+        state_path=store.layout.partition_state(topic.id, number),
+        high_watermark=high_watermark,
+        limits=store.limits,
+        progress=progress,
+    )
+    if damage is not None:
+        result.findings.append(Finding(damage.what, damage.file, damage.position, damage.offset))
+    return result
 
 
 def _size_or_nothing(store: LogStore, topic: Topic, number: int) -> int:

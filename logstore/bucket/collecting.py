@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from logstore.bucket.arriving import sweep_arrivals
 from logstore.bucket.commit_file import LOG, Entry, commit_key
 from logstore.bucket.freeing import (
     GRACE_MS,
@@ -213,6 +214,10 @@ class Collector:
         raise SegmentsChanged(f"others replaced a floor {_TRIES_MAX} times in a row", file=key)
 
     # --- orphans ------------------------------------------------------------------------------------------------
+
+    def sweep_arrivals(self) -> list[str]:
+        """Delete what arrivals of topics left that died; returns the keys."""
+        return sweep_arrivals(self._store, now_ms=self.now_ms(), orphan_ms=self._ages.orphan_ms, fence=self._fence)
 
     def sweep(self) -> list[str]:
         """Delete objects that nothing named and nothing can name any more; returns their keys.

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore.bucket.rows import NO_TOPIC, Kind, LedgerView, PlanRef, TopicRow
+from logstore.bucket.rows import NO_TOPIC, Aborted, Kind, LedgerView, PlanRef, TopicRow, Transactions
 from logstore.directory.sealed import seal, unseal
 from logstore.errors import AppendTooLarge, CorruptState, LedgerError
 from logstore.ledger.ledger import APP, COUNTED, TOPIC
@@ -109,6 +109,7 @@ def encode_summary(view: LedgerView, nonce: str, *, limits: Limits) -> bytes:
         "rows": rows,
         "sweeps": view.sweeps,
         "definitions": [topic_document(topic) for topic in view.definitions.values()],
+        "unstable": {topic_id: [list(pair) for pair in pairs] for topic_id, pairs in view.unstable.items()},
     }
     packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
     data = seal(
@@ -138,6 +139,7 @@ def decode_summary(data: bytes, *, limits: Limits) -> LedgerView:
             rows,
             _number(content["sweeps"]),
             {topic.id: topic for topic in topics},
+            {_text(topic_id): _unstable(pairs) for topic_id, pairs in dict(content.get("unstable", {})).items()},
         )
     except (KeyError, TypeError, ValueError, zlib.error, CorruptState) as error:
         raise LedgerError(f"a malformed summary: {error}", file=SUMMARY) from None
@@ -164,6 +166,9 @@ def _row_document(row: TopicRow, known: Sequence[int] | None, more: object) -> d
         document["app"] = [row.app_id, row.batch_id, row.query_id]
     if row.definition is not None:
         document["definition"] = topic_document(row.definition)
+    if row.transactions is not None:
+        aborted = [[a.partition, a.producer_id, a.first_offset, a.last_stable_offset] for a in row.transactions.aborted]
+        document["transactions"] = [[list(each) for each in row.transactions.unstable], aborted]
     return document
 
 
@@ -191,6 +196,7 @@ def _row(document: object, known: dict[str, tuple[int, ...]]) -> TopicRow:
         None if batch_id is None else _number(batch_id),
         None if query_id is None else _text(query_id),
         topic_from(document["definition"], file="definition") if "definition" in document else None,
+        _transactions_of(document["transactions"], len(ends)) if "transactions" in document else None,
     )
 
 
@@ -211,6 +217,21 @@ def _unpacked(text: str) -> list[int]:
     if found and max(found) > INT64_MAX:
         raise ValueError("a number that is none")
     return found
+
+
+def _transactions_of(value: object, partitions: int) -> Transactions:
+    unstable, aborted = _list(value)
+    found = Transactions(_unstable(unstable), tuple(Aborted(*map(_number, _list(each))) for each in _list(aborted)))
+    if any(partition >= partitions for partition, _ in found.unstable) or any(
+        each.partition >= partitions for each in found.aborted
+    ):
+        raise ValueError("a transaction of a partition that the topic does not have")
+    return found
+
+
+def _unstable(value: object) -> tuple[tuple[int, int], ...]:
+    pairs = (_list(each) for each in _list(value))
+    return tuple((_number(partition), _number(offset)) for partition, offset in pairs)
 
 
 def _plan(value: object) -> PlanRef | None:

@@ -24,20 +24,18 @@ from logstore.bucket.judging import Attempt, Verdict, is_next_or_replay, is_sett
 from logstore.bucket.keys import new_nonce, plan_key, staged_key
 from logstore.bucket.output import ObjectOutput
 from logstore.bucket.plan import PlanFile, encode_plan
-from logstore.bucket.rows import NO_TOPIC, Kind, LedgerView, PlanRef, TopicRow
+from logstore.bucket.rows import NO_TOPIC, Aborted, Kind, LedgerView, PlanRef, TopicRow, Transactions
 from logstore.clock import Clock
 from logstore.commit.apply import ApplyMany
 from logstore.commit.apps import AppBatch
-from logstore.commit.committer import Committed, StableOffsets, target_of
+from logstore.commit.committer import Committed, Ending, target_of
 from logstore.commit.deciding import plan_of
-from logstore.commit.plan import Plan
+from logstore.commit.plan import Plan, TopicPlan
 from logstore.commit.staging import StagedFile, TopicTarget
-from logstore.directory.ends import TopicEnds
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
     DuramenError,
-    InvalidConfig,
     TopicChanged,
     UnknownTopic,
 )
@@ -95,8 +93,8 @@ class BucketCommitter:
         store.check_writable()
         self.store = store
         self._ledger = store.ledger
-        #: by app, what its next ledger row tells of the batch before; see `Committed.told_next`
-        self.told_next: dict[str | None, dict[str, int]] = {}
+        #: by app, what its next ledger row tells of the batch before; see `Committed.for_next_row`
+        self.for_next_row: dict[str | None, dict[str, int]] = {}
 
     @property
     def clock(self) -> Clock:
@@ -137,15 +135,13 @@ class BucketCommitter:
         apply_many: ApplyMany | None = None,
         timings_ms: Mapping[str, int] | None = None,
         engine: str = "local",
-        stable_offsets: StableOffsets | None = None,
+        ending: Ending | None = None,
     ) -> Committed:
         """Commit what was staged; visible when this returns. `targets` are by topic id, as the encoding tasks saw them.
 
         Raises TopicChanged (encode again), ReplayMismatch, CommitConflict, StaleObjects: nothing was committed and
         nothing will be. CommitUnknown: it may have been.
         """
-        if stable_offsets is not None:
-            raise InvalidConfig("a topic in a bucket has no transactions to end")
         written = sorted({count.topic_id for file in files for count in file.counts if count.records})
         if not written and app is None:
             return Committed(staging.plan_id)
@@ -156,7 +152,7 @@ class BucketCommitter:
             "workers": sorted({file.host for file in files}),
             "dead_letters": sum(file.dead_letters for file in files),
         }
-        done = _Decision(self, staging, files, Attempt(app, versions), details).made()
+        done = _Decision(self, staging, files, Attempt(app, versions), details, ending).made()
         seal_long_tails(self.store, done)
         return done
 
@@ -171,6 +167,7 @@ class _Decision:
         files: Sequence[StagedFile],
         attempt: Attempt,
         details: dict[str, object],
+        ending: Ending | None,
     ) -> None:
         self._store = committer.store
         self._ledger = committer.store.ledger
@@ -179,6 +176,7 @@ class _Decision:
         self._all_files = files
         self._attempt = attempt
         self._details = details
+        self._ending = ending
         #: versions for which a commit was sent and not answered
         self._tried: list[int] = []
         #: since the first of them
@@ -269,8 +267,10 @@ class _Decision:
             return (TopicRow(NO_TOPIC, 0, Kind.EMPTY, 0, (), (), plan.now_ms, None, *named),)
         topics = {topic_id: view.definitions[topic_id] for topic_id in self._attempt.config_versions}
         newest = {topic_id: view.newest(topic_id) for topic_id in topics}
-        ends = {topic_id: ends_of(row) for topic_id, row in newest.items() if row is not None}
-        plan = plan_of(self._store, self._staging.plan_id, self._files, topics, ends, app, {})
+        ends = {topic_id: view.ends(row) for topic_id, row in newest.items() if row is not None}
+        ending = self._ending
+        stable = {} if ending is None else {t.id: ending.stable_offsets(t, ends[t.id]) for t in topics.values()}
+        plan = plan_of(self._store, self._staging.plan_id, self._files, topics, ends, app, stable)
         plan = replace(plan, now_ms=plan_clock(plan.now_ms, view, topics))
         ref = self._put(plan)
         placed = {topic_id for file in self._files for topic_id in file.placed}
@@ -289,6 +289,7 @@ class _Decision:
                 named[2],
                 # In the commit itself: a restore must never trust what no longer holds.
                 _unkeyed(topics[topic.topic_id]) if topic.topic_id in placed else None,
+                None if ending is None else _ended(view, topic, ending),
             )
             for topic in plan.topics
         )
@@ -316,10 +317,16 @@ class _Decision:
         )
 
 
-def ends_of(row: TopicRow) -> TopicEnds:
-    """Where a topic's partitions end behind a row: what is committed is visible and durable."""
-    ends = row.end_offsets
-    return TopicEnds(ends, ends, ends, row.sequence, row.sequence)
+def _ended(view: LedgerView, topic: TopicPlan, ending: Ending) -> Transactions:
+    """Of a marker: what is open behind it, and what it aborts."""
+    unstable = dict(view.unstable.get(topic.topic_id, ()))
+    aborted = []
+    for number, stable in topic.stable_offsets.items():
+        aborted.append(Aborted(number, ending.producer_id, ending.first_offset, stable))
+        unstable.pop(number, None)
+        if stable < topic.end_offsets[number]:
+            unstable[number] = stable
+    return Transactions(tuple(sorted(unstable.items())), tuple(aborted))
 
 
 def _plan_file(file: StagedFile) -> PlanFile:

@@ -16,12 +16,13 @@ from logstore.bucket.files import SegmentFiles
 from logstore.bucket.freeing import check_age
 from logstore.bucket.keys import new_nonce, segment_key
 from logstore.bucket.manifest import Manifest, Segment
+from logstore.bucket.producers import Producers
 from logstore.bucket.reader import Looked, PartitionSource, look
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
 from logstore.bucket.segment_object import LocalSegment, fetch_segment, put_segment
 from logstore.cleaner.cleaner import plan_pass, run_pass
-from logstore.cleaner.eligibility import Cleanable, CleanerFacts, Looks, SegmentAge, cleanable
+from logstore.cleaner.eligibility import Cleanable, CleanerFacts, Lookups, SegmentAge, cleanable
 from logstore.cleaner.engine import Engine, LocalEngine
 from logstore.cleaner.topic_rules import options_of, recompress_codec_id, rules_of
 from logstore.cleaner.work import Cleaned, LogToClean, PassReport
@@ -80,7 +81,7 @@ def _facts(looked: Looked, config: LogConfig) -> CleanerFacts:
         segments=(*ages, SegmentAge(view.sealed_offset, int(bool(view.tail)), -1)),
         log_start_offset=view.log_start_offset,
         log_end_offset=view.high_watermark,
-        last_stable_offset=view.high_watermark,
+        last_stable_offset=view.last_stable_offset,
         first_dirty_offset=manifest.first_dirty_offset if manifest else 0,
         next_horizon_ms=None if state.next_horizon_ms in (None, -1) else state.next_horizon_ms,
         oldest_value_ms=state.oldest_value_ms,
@@ -95,7 +96,7 @@ def age_ms(segment: Segment) -> int:
     return segment.appended_ms
 
 
-def _looks(environment: MaintenanceEnvironment, source: PartitionSource, looked: Looked, config: LogConfig) -> Looks:
+def _looks(environment: MaintenanceEnvironment, source: PartitionSource, looked: Looked, config: LogConfig) -> Lookups:
     files = SegmentFiles(environment.shelf.cache, source.directory, looked.view.segments)
     by_base = {segment.base_offset: segment for segment in looked.view.segments}
     codec_id = recompress_codec_id(config)
@@ -116,7 +117,7 @@ def _looks(environment: MaintenanceEnvironment, source: PartitionSource, looked:
             return None
         return by_base[base_offset].appended_ms
 
-    return Looks(first_timestamp_ms, other_codec_ms)
+    return Lookups(first_timestamp_ms, other_codec_ms)
 
 
 def compact_partition(
@@ -173,6 +174,7 @@ def _pass(
         oldest_value_ms=state.oldest_value_ms,
         wanted_codec_id=state.wanted_codec_id,
         oldest_other_codec_ms=state.oldest_other_codec_ms,
+        clean_part_plain=state.clean_part_plain,
     )
     after, _ = environment.manifests.change(
         topic_id,
@@ -209,7 +211,7 @@ def _clean(
         log,
         now_ms=rules.now_ms,
         map_settings=rules.map_settings,
-        producers={},
+        producers=Producers(looked.manifest.producer_snapshot if looked.manifest else b"").last_records(rules.now_ms),
         options=options_of(config),
         bytes_per_second=rules.bytes_per_second,
         limits=limits,

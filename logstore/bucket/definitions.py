@@ -175,21 +175,29 @@ def project(store: BucketStore, topic: Topic, *, ended: bool = False) -> None:
 
 
 def _commit(store: BucketStore, row_of: Callable[[LedgerView], TopicRow]) -> TopicRow:
-    """Commit the row that follows the newest view; returns it as it is in the ledger."""
-    tried: list[TopicRow] = []
+    return commit_rows(store, lambda view: (row_of(view),))[0]
+
+
+def commit_rows(store: BucketStore, rows_of: Callable[[LedgerView], tuple[TopicRow, ...]]) -> tuple[TopicRow, ...]:
+    """Commit the rows that follow the newest view, all or none of them; returns them as they are in the ledger.
+
+    Raises what `rows_of` raises, CommitConflict, CommitUnknown.
+    """
+    tried: list[tuple[TopicRow, ...]] = []
     unknown = 0
     for attempt in range(_CONFLICTS_MAX):
         view = store.ledger.refresh()
-        for row in tried:  # an attempt whose answer was lost; its row may be forgotten, its definition is not
-            if row in view.rows or (row.definition and row.definition == view.definitions.get(row.topic_id)):
-                return row
-        row = row_of(view)
-        tried.append(row)
+        for rows in tried:  # an attempt whose answer was lost; its rows may be forgotten, a definition is not
+            first = rows[0]
+            if first in view.rows or (first.definition and first.definition == view.definitions.get(first.topic_id)):
+                return rows
+        rows = rows_of(view)
+        tried.append(rows)
         try:
-            store.ledger.commit(view, Entry((row,), new_nonce()))
-            return row
+            store.ledger.commit(view, Entry(rows, new_nonce()))
+            return rows
         except CommitConflict:
-            tried.remove(row)
+            tried.remove(rows)
             time.sleep(min(_WAIT_S_MAX, 0.005 * 2**attempt) * random.random())
         except CommitUnknown:
             unknown += 1

@@ -221,44 +221,27 @@ class LazyFile:
     mtime_ms: int
 
 
-class ObjectFile:
-    """Some bytes of an object as a file. Implements `File` for reading."""
+class ReadOnlyFile:
+    """Implements `File` for reading, but for `size` and `pread_into`."""
 
-    def __init__(self, cache: BlockCache, key: str, object_size: int, span: tuple[int, int], path: str) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._cache = cache
-        self._key = key
-        self._object_size = object_size
-        self._begin, self._end = span
-        self._next = -1
-        self._ahead = 0
+
+    def size(self) -> int:
+        raise NotImplementedError
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        raise NotImplementedError
 
     def pread(self, size: int, position: int) -> bytes:
         buffer = bytearray(max(min(size, self.size() - position), 0))
         self.pread_into(buffer, position)
         return bytes(buffer)
 
-    def pread_into(self, buffer: Buffer, position: int) -> int:
+    def view_of(self, buffer: Buffer, position: int) -> memoryview:
+        """As much of the buffer as there are bytes for."""
         view = memoryview(buffer).cast("B")
-        view = view[: max(min(len(view), self.size() - position), 0)]
-        if not len(view):
-            return 0
-        block_bytes = self._cache.limits.block_bytes
-        if position == self._next:  # it goes on where it ended: twice as far ahead as before
-            self._ahead = min(max(2 * self._ahead, block_bytes), self._cache.limits.ahead_bytes)
-        else:
-            self._ahead = 0
-        self._next = position + len(view)
-        ahead = min(self._ahead, self.size() - self._next)
-        begin = self._begin + position
-        with as_missing_file(self.path):
-            self._cache.read_into(
-                self._key, self._object_size, view, begin, ahead=-(-ahead // block_bytes) * block_bytes
-            )
-        return len(view)
-
-    def size(self) -> int:
-        return self._end - self._begin
+        return view[: max(min(len(view), self.size() - position), 0)]
 
     def pwrite(self, data: Buffer, position: int) -> None:
         _refuse(self.path)
@@ -280,6 +263,56 @@ class ObjectFile:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class BytesFile(ReadOnlyFile):
+    """Bytes that are known as a file."""
+
+    def __init__(self, path: str, data: bytes) -> None:
+        super().__init__(path)
+        self._data = data
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        view = self.view_of(buffer, position)
+        view[:] = self._data[position : position + len(view)]
+        return len(view)
+
+
+class ObjectFile(ReadOnlyFile):
+    """Some bytes of an object as a file."""
+
+    def __init__(self, cache: BlockCache, key: str, object_size: int, span: tuple[int, int], path: str) -> None:
+        super().__init__(path)
+        self._cache = cache
+        self._key = key
+        self._object_size = object_size
+        self._begin, self._end = span
+        self._next = -1
+        self._ahead = 0
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        view = self.view_of(buffer, position)
+        if not len(view):
+            return 0
+        block_bytes = self._cache.limits.block_bytes
+        if position == self._next:  # it goes on where it ended: twice as far ahead as before
+            self._ahead = min(max(2 * self._ahead, block_bytes), self._cache.limits.ahead_bytes)
+        else:
+            self._ahead = 0
+        self._next = position + len(view)
+        ahead = min(self._ahead, self.size() - self._next)
+        begin = self._begin + position
+        with as_missing_file(self.path):
+            self._cache.read_into(
+                self._key, self._object_size, view, begin, ahead=-(-ahead // block_bytes) * block_bytes
+            )
+        return len(view)
+
+    def size(self) -> int:
+        return self._end - self._begin
 
 
 def _refuse(path: str) -> NoReturn:

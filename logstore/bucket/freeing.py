@@ -160,7 +160,8 @@ def kept_rows(view: LedgerView, floors: Mapping[str, Floor], sealed: Mapping[str
 
 
 def _without_offsets(row: TopicRow) -> TopicRow:
-    return replace(row, base_offsets=(), end_offsets=(), definition=None) if row.end_offsets else row
+    bare = replace(row, base_offsets=(), end_offsets=(), definition=None, transactions=None)
+    return bare if row.end_offsets else row
 
 
 # --- orphans ---------------------------------------------------------------------------------------------------------

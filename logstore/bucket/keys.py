@@ -6,6 +6,7 @@
     manifest/TOPICID/N                 a partition's list of segments; changed by compare-and-set
     floors/TOPICID                     how far a topic is sealed and freed; changed by compare-and-set
     pins/NONCE                         a snapshot reader's pin, with an expiry that it renews
+    arriving/TOPICID                   a topic that comes in and that no row names yet; see `arriving`
     data/HH/PLAN/TASK-NONCE.batches    level 0: a staged file
     data/HH/PLAN/plan-NONCE            level 0: the plan that gives the staged files their offsets
     logs/TOPICID/N/BASE20-NONCE        level 1: a sealed segment
@@ -25,7 +26,7 @@ import uuid
 
 from logstore.topic import check_topic_name
 
-MANIFESTS, FLOORS, PINS = "manifest", "floors", "pins"
+MANIFESTS, FLOORS, PINS, ARRIVING = "manifest", "floors", "pins", "arriving"
 STORE = "duramen.json"
 #: how far the ledger's commit files are summarized, and deleted
 LOG_FLOOR = "ledger/floor"
@@ -51,6 +52,15 @@ def floor_key(topic_id: str) -> str:
 
 def pin_key(nonce: str) -> str:
     return f"{PINS}/{_checked(nonce)}"
+
+
+def arriving_key(topic_id: str) -> str:
+    return f"{ARRIVING}/{_checked(topic_id)}"
+
+
+def topic_prefixes(topic_id: str) -> list[str]:
+    """Where everything lies that belongs to one topic alone, its manifests last."""
+    return [f"{each}/{_checked(topic_id)}" for each in ("logs", "pages", "quarantine", MANIFESTS)]
 
 
 def staged_key(plan_id: str, task: int, nonce: str) -> str:

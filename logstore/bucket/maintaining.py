@@ -223,6 +223,7 @@ class _Run:
         self._try("ledger", self._prune)
         if self.rules.sweep:
             self._try("sweep", lambda: self.done.swept.extend(self.collector.sweep()))
+            self._try("sweep", lambda: self.done.swept.extend(self.collector.sweep_arrivals()))
         remove_expired_pins(self.store.objects, self.collector.now_ms())
 
     def _end(self, topic_id: str, partitions: int) -> None:

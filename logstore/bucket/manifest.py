@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from logstore.directory.sealed import seal, unseal, whole_number
+from logstore.directory.state import Loss
 from logstore.errors import CorruptState
 from logstore.limits import DEFAULT_LIMITS, INT64_MIN, Limits
 from logstore.objects.objects import KEY_BYTES_MAX
@@ -20,6 +21,8 @@ VERSION = 1
 #: with more segments than this, the oldest move into pages
 ROOT_SEGMENTS_MAX = 2000
 PAGE_SEGMENTS = 1000
+#: characters of the reason of a loss
+LOSS_REASON_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,17 @@ class Manifest:
     wanted_codec_id: int | None = None
     #: age of the oldest group that has another one; -1: there is none
     oldest_other_codec_ms: int = -1
+    #: where the oldest transaction begins that is open at `sealed_offset`; None: none is
+    unstable_offset: int | None = None
+    #: there may be batches of transactions: the partition was imported, or copied
+    transactions: bool = False
+    #: the compacted part is known to have none of them
+    clean_part_plain: bool = False
+    #: below the first, from the second on, a pass that did not finish has taken superseded records (imports)
+    thinned_offset: int = 0
+    thinned_base_offset: int = 0
+    #: what damage cost, by offset
+    losses: tuple[Loss, ...] = ()
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.segments):
@@ -129,6 +143,11 @@ def encode_manifest(manifest: Manifest, *, limits: Limits = DEFAULT_LIMITS) -> b
         "leader_epochs": [list(each) for each in manifest.leader_epochs],
         "garbage": [[each.key, each.since_ms] for each in manifest.garbage],
         "ended": manifest.ended,
+        "unstable_offset": manifest.unstable_offset,
+        "transactions": manifest.transactions,
+        "clean_part_plain": manifest.clean_part_plain,
+        "thinned": [manifest.thinned_offset, manifest.thinned_base_offset],
+        "losses": [[e.base_offset, e.end_offset, e.reason, e.since_ms, e.at_most] for e in manifest.losses],
     }
     return _within(seal(document, version=VERSION), limits)
 
@@ -143,6 +162,7 @@ def decode_manifest(
             _page(_text(name), _count(count), read_page(_text(name)), limits)
             for name, count in _rows(document["pages"], 2)
         )
+        (thinned,) = _rows([document.get("thinned", [0, 0])], 2)
         return Manifest(
             generation=whole_number(document, "generation", file=key),
             nonce=_text(document["nonce"]),
@@ -166,6 +186,12 @@ def decode_manifest(
             ),
             ended=_flag(document["ended"]),
             pages=pages,
+            unstable_offset=_count_or_none(document.get("unstable_offset")),
+            transactions=_flag(document.get("transactions", False)),
+            clean_part_plain=_flag(document.get("clean_part_plain", False)),
+            thinned_offset=_count(thinned[0]),
+            thinned_base_offset=_count(thinned[1]),
+            losses=tuple(_loss(row) for row in _rows(document.get("losses", []), 5)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptState(f"malformed manifest: {error}", file=key) from None
@@ -231,6 +257,11 @@ def _segment(row: Sequence[object]) -> Segment:
     low = [0] * len(numbers)
     low[6] = INT64_MIN  # a timestamp may be anything
     return Segment(_text(key), *(_count(number, least) for number, least in zip(numbers, low, strict=True)))
+
+
+def _loss(row: Sequence[object]) -> Loss:
+    base, end, reason, since_ms, at_most = row
+    return Loss(_count(base), _count(end), _text(reason, LOSS_REASON_MAX), _count(since_ms), _flag(at_most))
 
 
 def _rows(value: object, width: int) -> list[list[object]]:

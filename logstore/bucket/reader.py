@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from logstore.bucket.files import BlockCache, LazyFile, ObjectFile, SegmentFiles, as_missing_file
+from logstore.bucket.files import BlockCache, BytesFile, LazyFile, ObjectFile, SegmentFiles, as_missing_file
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.rows import PartitionView, TopicRow, view_partition
 from logstore.bucket.tail import Plans, TailCommit, TailFile, plan_key
@@ -27,6 +27,7 @@ from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView
 from logstore.segment.names import FileKind, file_name
+from logstore.segment.txn_index import AbortedTransaction, encode_entry
 from logstore.topic import TopicPartition
 
 _LOOKS_MAX = 20
@@ -80,12 +81,25 @@ class Looked:
             segments=(*entries, SegmentEntry(view.sealed_offset, 0, -1)),
             producers=bool(manifest and manifest.producer_snapshot),
             next_horizon_ms=manifest.next_horizon_ms if manifest else None,
-            transactions=bool(manifest and any(segment.txn_index_bytes for segment in manifest.segments)),
-            thinned_offset=dirty,
+            transactions=bool(manifest and manifest.transactions),
+            thinned_offset=max(dirty, manifest.thinned_offset) if manifest else 0,
+            losses=manifest.losses if manifest else (),
+            thinned_base_offset=manifest.thinned_base_offset if manifest else 0,
             oldest_value_ms=manifest.oldest_value_ms if manifest else None,
             wanted_codec_id=manifest.wanted_codec_id if manifest else None,
             oldest_other_codec_ms=manifest.oldest_other_codec_ms if manifest else -1,
+            clean_part_plain=bool(manifest and manifest.clean_part_plain),
         )
+
+
+def aborted_by(row: TopicRow, number: int) -> list[AbortedTransaction]:
+    """The entries of the transaction index that a row makes in a partition."""
+    ended = row.transactions.aborted if row.transactions is not None else ()
+    return [
+        AbortedTransaction(each.producer_id, each.first_offset, row.base_offsets[number], each.last_stable_offset)
+        for each in ended
+        if each.partition == number
+    ]
 
 
 def leader_epoch(manifest: Manifest | None) -> int:
@@ -151,7 +165,7 @@ class BucketReader(PartitionReader):
         return True
 
     def view(self, *, committed: bool = False) -> LogView:
-        """The log as of now. No transaction is open: our writers make none, and nothing is imported yet."""
+        """The log as of now; with `committed` up to the last stable offset."""
         looked = self.look()
         found = looked.view
         rows = {row.base_offsets[self._source.number]: row for row in found.tail}
@@ -163,18 +177,32 @@ class BucketReader(PartitionReader):
         self._fs = SegmentFiles(self._shelf.cache, self._directory, found.segments, self._tail(looked, rows))
         self._sizes = {segment.base_offset: segment.log_bytes for segment in found.segments}
         timestamps = {segment.base_offset: segment.largest_timestamp_ms for segment in found.segments}
-        end = found.high_watermark
-        return LogView(self.partition, tuple(names), self._segment, found.log_start_offset, end, end, timestamps)
+        end = found.last_stable_offset if committed else found.high_watermark
+        return LogView(
+            self.partition,
+            tuple(names),
+            self._segment,
+            found.log_start_offset,
+            end,
+            found.high_watermark,
+            timestamps,
+        )
 
     def _tail(self, looked: Looked, rows: Mapping[int, TopicRow]) -> dict[str, LazyFile]:
         """A segment for each commit; without one an empty segment, since a log always ends with an active one."""
         if not rows:
             path = self._log_path(looked.view.sealed_offset)
             return {path: LazyFile(lambda: ObjectFile(self._shelf.cache, "", 0, (0, 0), path), 0)}
-        return {
+        files = {
             self._log_path(base): LazyFile(partial(self._open_commit, row, looked.leader_epoch), row.clock_ms)
             for base, row in rows.items()
         }
+        for base, row in rows.items():
+            aborted = b"".join(map(encode_entry, aborted_by(row, self._source.number)))
+            if aborted:
+                path = os.path.join(self._directory, file_name(base, FileKind.TXN_INDEX))
+                files[path] = LazyFile(partial(BytesFile, path, aborted), row.clock_ms)
+        return files
 
     def _open_commit(self, row: TopicRow, epoch: int) -> File:
         number = self._source.number

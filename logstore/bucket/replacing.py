@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from logstore.bucket.manifest import Garbage, Manifest, Segment
-from logstore.bucket.rows import TopicRow, check_chain, concerning
+from logstore.bucket.rows import TopicRow, check_chain, concerning, unstable_after
+from logstore.directory.state import Loss
 from logstore.errors import LedgerError, OffsetOutOfRange, SegmentsChanged
 
 
@@ -33,6 +34,7 @@ class Sealed:
     segments: tuple[Segment, ...]
     producer_snapshot: bytes = b""
     leader_epochs: tuple[tuple[int, int], ...] = ()
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class CompactionPass:
     oldest_value_ms: int | None = None
     wanted_codec_id: int | None = None
     oldest_other_codec_ms: int = -1
+    clean_part_plain: bool = False
 
 
 def plan_seal(
@@ -94,6 +97,8 @@ def seal_segments(manifest: Manifest | None, plan: SealPlan, sealed: Sealed, *, 
         segments=(*current.segments, *listed),
         producer_snapshot=sealed.producer_snapshot,
         leader_epochs=sealed.leader_epochs,
+        unstable_offset=unstable_after(current.unstable_offset, plan.rows, plan.partition),
+        losses=(*current.losses, *sealed.losses),
         garbage=_more(current, gone, now_ms),
     )
 
@@ -135,6 +140,7 @@ def apply_pass(manifest: Manifest | None, done: CompactionPass, *, now_ms: int, 
         oldest_value_ms=done.oldest_value_ms,
         wanted_codec_id=done.wanted_codec_id,
         oldest_other_codec_ms=done.oldest_other_codec_ms,
+        clean_part_plain=done.clean_part_plain,
         garbage=_more(current, (*freed, *gone), now_ms),
     )
 

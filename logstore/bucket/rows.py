@@ -12,6 +12,7 @@ from enum import Enum
 from itertools import pairwise
 
 from logstore.bucket.manifest import Manifest, Segment
+from logstore.directory.ends import TopicEnds
 from logstore.errors import LedgerError
 from logstore.ledger.rows import AppProgress
 from logstore.topics.registry import Topic
@@ -42,6 +43,26 @@ class PlanRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Aborted:
+    """A transaction that a row ends: its marker is the only record that the row has of that partition."""
+
+    partition: int
+    producer_id: int
+    first_offset: int
+    #: where the oldest transaction begins that is still open, or just behind the marker
+    last_stable_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """What a row says of transactions. Only an import brings some, and only `transactions abort` ends one."""
+
+    #: behind the row, where the oldest open one begins: partition and offset, of every partition that has one
+    unstable: tuple[tuple[int, int], ...] = ()
+    aborted: tuple[Aborted, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TopicRow:
     topic_id: str
     sequence: int
@@ -57,6 +78,8 @@ class TopicRow:
     query_id: str | None = None
     #: of a DEFINED row: the topic as it is from here on
     definition: Topic | None = None
+    #: None: transactions are as they were
+    transactions: Transactions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,8 @@ class LedgerView:
     sweeps: int = 0
     #: every topic that lives, by id, as its newest definition has it
     definitions: Mapping[str, Topic] = field(default_factory=dict, hash=False)
+    #: of topics with open transactions, by id: partition and where its oldest one begins
+    unstable: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict, hash=False)
 
     def named(self, name: str) -> Topic | None:
         """The topic that has the name now."""
@@ -76,13 +101,24 @@ class LedgerView:
 
     def with_rows(self, version: int, rows: Sequence[TopicRow], *, sweeps: int) -> LedgerView:
         """The view after the commit that made `version`."""
-        definitions = dict(self.definitions)
+        definitions, unstable = dict(self.definitions), dict(self.unstable)
         for row in rows:
             if row.definition is not None:
                 definitions[row.topic_id] = row.definition
             elif row.kind is Kind.ENDED:
                 definitions.pop(row.topic_id, None)
-        return LedgerView(version, (*self.rows, *rows), sweeps, definitions)
+            if row.transactions is not None or row.kind is Kind.ENDED:
+                unstable.pop(row.topic_id, None)
+                if row.transactions is not None and row.transactions.unstable:
+                    unstable[row.topic_id] = row.transactions.unstable
+        return LedgerView(version, (*self.rows, *rows), sweeps, definitions, unstable)
+
+    def ends(self, row: TopicRow) -> TopicEnds:
+        """Where a topic's partitions end behind its newest row: what is committed is visible and durable."""
+        ends, stable = row.end_offsets, list(row.end_offsets)
+        for partition, first_offset in self.unstable.get(row.topic_id, ()):
+            stable[partition] = min(stable[partition], first_offset)
+        return TopicEnds(ends, tuple(stable), ends, row.sequence, row.sequence)
 
     def topic(self, topic_id: str) -> tuple[TopicRow, ...]:
         """The topic's rows since the last one that was pruned: an older one may stay for the sake of its app."""
@@ -113,6 +149,8 @@ class PartitionView:
     high_watermark: int
     segments: tuple[Segment, ...]
     tail: tuple[TopicRow, ...]
+    #: where read_committed stops: the oldest open transaction, or the high watermark
+    last_stable_offset: int
 
 
 def check_chain(rows: Sequence[TopicRow]) -> None:
@@ -171,10 +209,21 @@ def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partitio
     begins = tail[0].base_offsets[partition] if tail else end
     if begins != sealed:
         return None  # rows were pruned since the manifest was read: it is an old one
+    log_start, high_watermark = manifest.log_start_offset if manifest else 0, max(sealed, end)
+    unstable = unstable_after(manifest.unstable_offset if manifest else None, tail, partition)
     return PartitionView(
-        manifest.log_start_offset if manifest else 0,
+        log_start,
         sealed,
-        max(sealed, end),
+        high_watermark,
         manifest.segments if manifest else (),
         tail,
+        high_watermark if unstable is None else min(max(unstable, log_start), high_watermark),
     )
+
+
+def unstable_after(before: int | None, rows: Iterable[TopicRow], partition: int) -> int | None:
+    """Where the oldest open transaction of a partition begins behind `rows`; None: there is none."""
+    for row in rows:
+        if row.transactions is not None:
+            before = dict(row.transactions.unstable).get(partition)
+    return before

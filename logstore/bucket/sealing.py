@@ -19,15 +19,17 @@ from crc32c import crc32c
 from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import check_age
 from logstore.bucket.keys import new_nonce, quarantine_key, segment_key
-from logstore.bucket.manifest import Manifest, Segment
+from logstore.bucket.manifest import LOSS_REASON_MAX, Manifest, Segment
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.plan import PlanPiece
-from logstore.bucket.reader import Looked, PartitionSource, Shelf, leader_epoch, look
+from logstore.bucket.producers import Producers
+from logstore.bucket.reader import Looked, PartitionSource, Shelf, aborted_by, leader_epoch, look
 from logstore.bucket.replacing import Sealed, SealPlan, plan_seal, seal_segments
 from logstore.bucket.rows import TopicRow
 from logstore.bucket.segment_object import LocalSegment, put_segment
 from logstore.bucket.tail import TailCommit, read_placed
 from logstore.config import LogConfig
+from logstore.directory.state import Loss
 from logstore.errors import (
     CorruptBatch,
     DamagedLog,
@@ -43,7 +45,8 @@ from logstore.objects.objects import Objects
 from logstore.partition.appender import place_batches
 from logstore.partition.roll import RollReason, jitter_ms
 from logstore.segment.batches import Chunk
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.topic import TopicPartition
 
 MINUTE_MS = 60_000
@@ -73,6 +76,10 @@ class Lost:
     end_offset: int
     reason: str
     quarantine: str | None
+
+    def loss(self, now_ms: int) -> Loss:
+        """As the manifest keeps it."""
+        return Loss(self.base_offset, self.end_offset, self.reason[:LOSS_REASON_MAX], now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,7 @@ def seal_partition(
     if seal_due(environment, source, looked, rules, now_ms) is None:
         return None
     plan = plan_seal(looked.manifest, looked.rows, source.number, commits_max=rules.commits_max)
-    return None if plan is None else _seal(environment, source, topic_id, looked, plan)
+    return None if plan is None else _seal(environment, source, topic_id, looked, plan, now_ms)
 
 
 def seal_due(
@@ -157,22 +164,31 @@ def _commit(environment: MaintenanceEnvironment, row: TopicRow, manifest: Manife
 
 
 def _seal(
-    environment: MaintenanceEnvironment, source: PartitionSource, topic_id: str, looked: Looked, plan: SealPlan
+    environment: MaintenanceEnvironment,
+    source: PartitionSource,
+    topic_id: str,
+    looked: Looked,
+    plan: SealPlan,
+    now_ms: int,
 ) -> SealedPartition:
     made = Elapsed()
     with environment.scratch() as directory:
         log = SealedLog(environment.fs, directory, source.partition, plan.from_offset, environment.shelf.limits)
         log.leader_epoch = leader_epoch(looked.manifest)
+        before = looked.manifest
+        producers = Producers(before.producer_snapshot if before else b"")
         lost: list[Lost] = []
         for row in plan.rows:
-            lost += _replay(environment, source, log, _commit(environment, row, looked.manifest, source.number))
+            commit = _commit(environment, row, looked.manifest, source.number)
+            lost += _replay(environment, source, log, commit, producers if row.transactions else None)
+            for aborted in aborted_by(row, source.number):
+                log.active.txn_index.append(aborted)
         segments = tuple(
             put_segment(environment.objects, LocalSegment(environment.fs, directory, entry.base_offset), entry)
             for entry in log.finish(topic_id, source.number)
         )
-    before = looked.manifest
     epochs = before.leader_epochs if before and before.leader_epochs else ((0, plan.from_offset),)
-    sealed = Sealed(segments, before.producer_snapshot if before else b"", epochs)
+    sealed = Sealed(segments, producers.snapshot(), epochs, tuple(each.loss(now_ms) for each in lost))
     environment.manifests.change(
         topic_id,
         source.number,
@@ -184,9 +200,13 @@ def _seal(
 
 
 def _replay(
-    environment: MaintenanceEnvironment, source: PartitionSource, log: SealedLog, commit: TailCommit
+    environment: MaintenanceEnvironment,
+    source: PartitionSource,
+    log: SealedLog,
+    commit: TailCommit,
+    producers: Producers | None,
 ) -> list[Lost]:
-    """Append a commit. Raises SegmentsChanged, DamagedLog."""
+    """Append a commit; `producers` of one that ends transactions. Raises SegmentsChanged, DamagedLog."""
     log.begin(commit)
     lost = []
     for piece, base_offset in commit.pieces():
@@ -196,8 +216,10 @@ def _replay(
             raise _gone(source, log, error) from error
         except (CorruptBatch, ObjectTruncated) as error:
             lost.append(_set_aside(environment, source, commit, piece, base_offset, error))
-            log.go_on_at(base_offset + piece.records)
+            log.continue_at(base_offset + piece.records)
             continue
+        if producers is not None:
+            producers.take(chunk, environment.shelf.limits)
         place_batches(log, chunk.data, chunk.table)
     if log.end_offset != commit.end_offset:
         raise DamagedLog(
@@ -343,7 +365,7 @@ class SealedLog:
             limits=self._limits,
         )
 
-    def go_on_at(self, offset: int) -> None:
+    def continue_at(self, offset: int) -> None:
         """Leave out what is lost."""
         self._lost += offset - self.end_offset
         self.end_offset = offset

@@ -16,8 +16,12 @@ from dataclasses import dataclass, replace
 from logstore.bucket.manifest import Segment
 from logstore.errors import CorruptState
 from logstore.files import File, FileSystem
+from logstore.limits import Limits
 from logstore.objects.objects import Bytes, Objects
+from logstore.records.table import COUNT
+from logstore.segment.batches import OrderCheck
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
+from logstore.segment.segment import LogSegment
 
 _PART_BYTES = 4 << 20
 
@@ -61,7 +65,19 @@ class LocalSegment:
     def __iter__(self) -> Iterator[Bytes]:
         for kind, size in zip(SEGMENT_KINDS, self.sizes(), strict=True):
             if size:
-                yield from _parts(self.fs.open(self.path(kind)), size)
+                yield from FileParts(self.fs, self.path(kind), size)
+
+
+@dataclass(frozen=True, slots=True)
+class FileParts:
+    """The first bytes of a file; they may be read more than once, as a retry needs."""
+
+    fs: FileSystem
+    path: str
+    size_bytes: int
+
+    def __iter__(self) -> Iterator[Bytes]:
+        return _parts(self.fs.open(self.path), self.size_bytes)
 
 
 def _parts(file: File, size: int) -> Iterator[Bytes]:
@@ -73,6 +89,27 @@ def _parts(file: File, size: int) -> Iterator[Bytes]:
             yield part
     finally:
         file.close()
+
+
+def measured(local: LocalSegment, entry: Segment, limits: Limits) -> Segment:
+    """The entry with what only its batches say, and with the time of its file. Raises CorruptBatch."""
+    segment = LogSegment(local.fs, local.directory, entry.base_offset, limits=limits, suffix=local.suffix)
+    try:
+        records, largest_ms = content_of(segment)
+    finally:
+        segment.close(clean=False)
+    appended_ms = local.fs.stat(local.path(FileKind.LOG)).mtime_ms
+    return replace(entry, largest_timestamp_ms=largest_ms, appended_ms=appended_ms, records=records)
+
+
+def content_of(segment: LogSegment, order: OrderCheck | None = None) -> tuple[int, int]:
+    """Records, and the newest timestamp (-1: none), by its batches, each of which is checked. Raises CorruptBatch."""
+    records = 0
+    for chunk in segment.chunks():
+        if order is not None:
+            order.see(chunk)
+        records += int(chunk.table[:, COUNT].sum())
+    return records, max((header.max_timestamp_ms for header in segment.headers()), default=-1)
 
 
 def put_segment(objects: Objects, source: LocalSegment, entry: Segment) -> Segment:

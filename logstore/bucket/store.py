@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from logstore.bucket import definitions
-from logstore.bucket.committing import BucketCommitter, ends_of
+from logstore.bucket.arriving import BucketArrivals, bucket_arrivals
+from logstore.bucket.committing import BucketCommitter
 from logstore.bucket.files import BlockCache
 from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
 from logstore.bucket.manifests import Manifests
-from logstore.bucket.reader import BucketReader, PartitionSource, Shelf
+from logstore.bucket.producers import Producers
+from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.directory.ends import TopicEnds
+from logstore.directory.few_files import FewFiles
 from logstore.directory.sealed import seal, unseal
 from logstore.directory.state import PartitionState
 from logstore.errors import (
@@ -30,14 +34,18 @@ from logstore.errors import (
     NotAStore,
     ObjectExists,
     ObjectMissing,
+    TopicExists,
     UnknownTopic,
 )
+from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.objects import Objects
 from logstore.objects.opening import MEMORY, open_objects, open_raw
 from logstore.objects.probe import probe_objects
 from logstore.objects.retrying import RetryingObjects
+from logstore.partition.environment import LogEnvironment
 from logstore.partition.reading import MAX_TIMESTAMP_QUERY
+from logstore.restore.reads import Reads
 from logstore.topics.registry import Topic
 from logstore.topics.store_settings import StoreSettings
 
@@ -47,8 +55,8 @@ if TYPE_CHECKING:
 
     from logstore.commit.apps import AppBatch
     from logstore.commit.committer import Committed
+    from logstore.commit.transactions import OpenTransaction
     from logstore.records.record import Record
-    from logstore.restore.follow import Followed
 
 FORMAT = 1
 
@@ -57,11 +65,13 @@ _probed: set[str] = set()
 _probing = threading.Lock()
 
 
-class BucketStore(StoreSettings):
+class BucketStore(StoreSettings, Reads):
     """An open store; use it as a context manager, or leave it: nothing has to be given up.
 
     >>> with BucketStore("s3://bucket/prefix", create=True) as store: ...
     """
+
+    poll_s = 1.0
 
     def __init__(
         self,
@@ -218,16 +228,32 @@ class BucketStore(StoreSettings):
         self.check_writable()
         return definitions.delete_topic(self, name, dry_run=dry_run)
 
+    def check_free(self, topic: Topic) -> None:
+        """Whether a topic could come in under its name. Raises TopicExists."""
+        if self.ledger.refresh().named(topic.name) is not None:
+            raise TopicExists(
+                f"there is a topic {topic.name} already", hint="Delete it first, or take the others with --topic."
+            )
+
+    def arrivals(self) -> AbstractContextManager[BucketArrivals]:
+        """For topics that come in from elsewhere; see `moving.Arrivals`."""
+        return bucket_arrivals(self)
+
+    def log_environment(self) -> LogEnvironment:
+        """For a log in a local folder, on its way in or out."""
+        return LogEnvironment(FewFiles(OS_FILES), self.clock, self.limits)
+
     # --- ends -------------------------------------------------------------------------------------------------------
 
     def ends(self, topic: Topic) -> TopicEnds:
         """As of now: one request. Raises UnknownTopic."""
-        return ends_of(_newest(self.ledger.refresh(), topic))
+        view = self.ledger.refresh()
+        return view.ends(_newest(view, topic))
 
     def ends_at_once(self, topics: Sequence[Topic]) -> dict[str, TopicEnds]:
         """Of several topics, as one version of the ledger has them; by topic id. Raises UnknownTopic."""
         view = self.ledger.refresh()
-        return {topic.id: ends_of(_newest(view, topic)) for topic in topics}
+        return {topic.id: view.ends(_newest(view, topic)) for topic in topics}
 
     def high_watermark(self, topic: Topic, number: int) -> int:
         """Where readers must stop, as of now."""
@@ -294,47 +320,20 @@ class BucketStore(StoreSettings):
         table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
         return append_table(self.committer, topic, table, app=app)
 
-    def restore(
-        self,
-        topic: str,
-        *,
-        as_of_offsets: Mapping[int, int] | None = None,
-        as_of_timestamp_ms: int | None = None,
-        since_offsets: Mapping[int, int] | None = None,
-        tombstones: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
-        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
+    def open_transactions(self, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> list[OpenTransaction]:
+        """Transactions of an imported partition that have no end. Raises UnknownTopic, CorruptSnapshot."""
+        from logstore.commit.transactions import open_transaction
 
-        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
-        """
-        from logstore.restore.restore import plan_restore, restore
-
-        plan = plan_restore(
-            self,
-            topic,
-            as_of_offsets=as_of_offsets,
-            as_of_timestamp_ms=as_of_timestamp_ms,
-            since_offsets=since_offsets,
-        )
-        return restore(self, plan, tombstones=tombstones)
-
-    def follow(
-        self,
-        topic: str | Sequence[str],
-        position: Mapping[str, object] | None = None,
-        *,
-        poll_s: float = 1.0,
-        wait: bool = True,
-        committed: bool = True,
-    ) -> Iterator[Followed]:
-        """Records of all partitions from `position` on, as they come; without one, from the beginning.
-
-        A look at which nothing is new is one request. Raises UnknownTopic when the topic was deleted or created anew,
-        OffsetOutOfRange when records are gone.
-        """
-        from logstore.restore.follow import follow
-
-        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
+        if not self.ledger.refresh().unstable.get(topic.id):
+            return []
+        partition, looked = topic.partition(number), self.reader(topic, number).look()
+        producers = Producers(looked.manifest.producer_snapshot if looked.manifest else b"")
+        ended = {each.producer_id for row in looked.view.tail for each in aborted_by(row, number)}
+        return [
+            open_transaction(partition, state)
+            for state in producers.open_transactions()
+            if state.producer_id not in ended
+        ]
 
 
 def _newest(view: LedgerView, topic: Topic) -> TopicRow:

@@ -8,7 +8,6 @@ A reader sees each commit as a segment of its own, whose bytes are placed as the
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from logstore.bucket.files import BlockCache, as_missing_file
+from logstore.bucket.files import BlockCache, ReadOnlyFile, as_missing_file
 from logstore.bucket.plan import BucketPlan, PlanPiece, decode_plan
 from logstore.bucket.rows import PlanRef, TopicRow
 from logstore.commit.plan import TopicPlan
@@ -169,11 +168,11 @@ def warm(cache: BlockCache, commits: Sequence[TailCommit]) -> None:
         cache.warm(key, size, wanted)
 
 
-class TailFile:
-    """A commit's batches of one partition as a `.log` file. Implements `File` for reading."""
+class TailFile(ReadOnlyFile):
+    """A commit's batches of one partition as a `.log` file."""
 
     def __init__(self, cache: BlockCache, commit: TailCommit, path: str) -> None:
-        self.path = path
+        super().__init__(path)
         self._cache = cache
         self._commit = commit
         self._pieces = commit.pieces()
@@ -182,14 +181,8 @@ class TailFile:
             self._starts.append(self._starts[-1] + piece.size_bytes)
         self._kept: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
 
-    def pread(self, size: int, position: int) -> bytes:
-        buffer = bytearray(max(min(size, self.size() - position), 0))
-        self.pread_into(buffer, position)
-        return bytes(buffer)
-
     def pread_into(self, buffer: Buffer, position: int) -> int:
-        view = memoryview(buffer).cast("B")
-        view = view[: max(min(len(view), self.size() - position), 0)]
+        view = self.view_of(buffer, position)
         done = 0
         while done < len(view):
             number = bisect_right(self._starts, position + done) - 1
@@ -221,24 +214,6 @@ class TailFile:
 
     def size(self) -> int:
         return self._starts[-1]
-
-    def pwrite(self, data: Buffer, position: int) -> None:
-        raise OSError(errno.EROFS, "what is committed is not changed", self.path)
-
-    def truncate(self, size: int) -> None:
-        raise OSError(errno.EROFS, "what is committed is not changed", self.path)
-
-    def fsync(self) -> None:
-        """Nothing was written."""
-
-    def start_writeback(self, position: int, size: int) -> None:
-        """Nothing was written."""
-
-    def drop_cached(self, position: int, size: int) -> None:
-        """The cache has its own order."""
-
-    def fileno(self) -> int:
-        raise OSError(errno.EBADF, "an object has no descriptor", self.path)
 
     def close(self) -> None:
         self._kept.clear()

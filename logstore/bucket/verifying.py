@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from logstore.bucket.files import BlockCache, CacheLimits, SegmentFiles
 from logstore.bucket.manifest import Segment
 from logstore.bucket.reader import Looked, PartitionSource, leader_epoch, look
+from logstore.bucket.segment_object import content_of
 from logstore.bucket.tail import TailCommit, read_placed
 from logstore.errors import (
     CorruptBatch,
@@ -23,7 +24,6 @@ from logstore.errors import (
     SegmentsChanged,
 )
 from logstore.limits import MIB
-from logstore.records.table import COUNT
 from logstore.segment.batches import OrderCheck
 from logstore.segment.segment import LogSegment
 from logstore.topic import TopicPartition
@@ -111,13 +111,7 @@ def _verify_segment(store: BucketStore, cache: BlockCache, source: PartitionSour
     """Returns its records. Raises FileNotFoundError, CorruptBatch, CorruptIndex, ObjectTruncated."""
     files = SegmentFiles(cache, source.directory, [entry])
     segment = LogSegment(files, source.directory, entry.base_offset, limits=store.limits)
-    order = OrderCheck(entry.base_offset, entry.next_offset)
-    records, largest_ms = 0, -1
-    for chunk in segment.chunks():
-        order.see(chunk)
-        records += int(chunk.table[:, COUNT].sum())
-    for header in segment.headers():
-        largest_ms = max(largest_ms, header.max_timestamp_ms)
+    records, largest_ms = content_of(segment, OrderCheck(entry.base_offset, entry.next_offset))
     if records != entry.records:
         raise CorruptBatch(f"{records} records, where the manifest says {entry.records}", file=entry.key)
     if largest_ms != entry.largest_timestamp_ms:

@@ -31,7 +31,8 @@ from logstore.records.table import (
     BatchTable,
 )
 from logstore.segment.batches import Chunk, OrderCheck
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.segment.txn_index import AbortedTransaction
 
 _PARTIAL_BYTES = 64 << 20
@@ -207,7 +208,7 @@ def index_range(
         try:
             position = _position(segment, source, start)
             end = source.size_bytes if following == work.following(source) else _position(segment, source, following)
-            for chunk in segment.chunks(position, end, chunk_bytes=_CHUNK_BYTES):
+            for chunk in segment.chunks(position, end, chunk_bytes=min(_CHUNK_BYTES, work.piece_bytes)):
                 order.see(chunk)
                 size = len(chunk.data)
                 throttle.take(size)
@@ -265,7 +266,7 @@ def index_older_versions(
         segment = open_source(fs, work, source.base_offset)
         order = OrderCheck(source.base_offset, work.following(source))
         try:
-            for chunk in segment.chunks(0, source.size_bytes, chunk_bytes=_CHUNK_BYTES):
+            for chunk in segment.chunks(0, source.size_bytes, chunk_bytes=min(_CHUNK_BYTES, work.piece_bytes)):
                 order.see(chunk)
                 read_bytes += len(chunk.data)
                 throttle.take(len(chunk.data))

@@ -22,7 +22,8 @@ from logstore.records.encoder import EncodedBatches
 from logstore.records.table import BASE_OFFSET, COUNT, LAST_OFFSET, MAGIC, MAX_TIMESTAMP, SIZE, BatchTable
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.output import discard_output, new_output
-from logstore.segment.segment import LogSegment, RollLimits, SegmentSettings
+from logstore.segment.segment import LogSegment, RollLimits
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.segment.txn_index import AbortedTransaction
 
 _WRITEBACK_BYTES = 8 << 20  # handed to the device at once; many small requests fill its queue and block

@@ -21,7 +21,7 @@ from logstore.cleaner.ordered_work import OrderedWork
 from logstore.cleaner.outputs import GroupOutputs, mtime_ms_of
 from logstore.cleaner.throttle import UNTHROTTLED, Throttle
 from logstore.cleaner.transactions import Transactions
-from logstore.cleaner.work import Cleaned, Indexed, PassWork
+from logstore.cleaner.work import PIECE_BYTES, Cleaned, Indexed, PassWork
 from logstore.files import File, FileSystem
 from logstore.records.encoder import EncodedBatches
 from logstore.records.marks import ORDER_OFFSET
@@ -136,7 +136,7 @@ class Pace:
 class GroupWriter:
     """Rewrites the groups of one pass, in the order of the log where it has transactions, in any order where not."""
 
-    piece_bytes = 4 << 20  # large enough that the fixed cost of a piece does not count
+    piece_bytes = PIECE_BYTES
 
     def __init__(
         self,
@@ -154,6 +154,7 @@ class GroupWriter:
         `transactions` is what is known of them where the first group begins.
         """
         self._ahead = pace.threads + _AHEAD
+        self.piece_bytes = min(self.piece_bytes, work.piece_bytes)
         self._chunk_bytes = self.piece_bytes * 3 // 2  # a piece, and room for the batch it ends with
         self._fs = fs
         self._work = work

@@ -14,6 +14,9 @@ from logstore.limits import DEFAULT_LIMITS, INT64_MAX, Limits
 from logstore.records.offset_map import MapSettings
 from logstore.topic import TopicPartition
 
+#: what a thread reads and writes at a time: large enough that the fixed cost of a piece does not count
+PIECE_BYTES = 4 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class CleaningOptions:
@@ -64,6 +67,8 @@ class PassWork:
     options: CleaningOptions = field(default_factory=CleaningOptions)
     limits: Limits = DEFAULT_LIMITS
     bytes_per_second: float = float("inf")
+    #: a thread reads at most so much at a time, and writes as much
+    piece_bytes: int = PIECE_BYTES
 
     @property
     def dirty(self) -> tuple[SourceSegment, ...]:

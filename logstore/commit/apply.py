@@ -71,7 +71,7 @@ class _Batch:
             return False
         return tail.is_current if self.boot is None else tail.is_of(self.boot)
 
-    def told(self, sequence: int, end_offset: int, tail: Tail, leader_epoch: int | None) -> PartitionTail:
+    def tail_after(self, sequence: int, end_offset: int, tail: Tail, leader_epoch: int | None) -> PartitionTail:
         """The slot behind what was appended."""
         slot = PartitionTail.of_now(sequence, end_offset, tail, leader_epoch)
         return slot if self.boot is None else replace(slot, boot_id=self.boot)
@@ -240,7 +240,7 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
                     path = store.layout.partition_state(topic.id, number)
                     states[path] = encode_state(state, owner_of(path))
             applied.append(Applied(number, end, tail))
-            new.append((number, batch.told(sequence, end, tail, epoch)))
+            new.append((number, batch.tail_after(sequence, end, tail, epoch)))
         replace_files(store.fs, states)  # the lists are on disk before a tail names what they must have
         if batch.syncs:
             offsets = batch.topic_plan.base_offsets
@@ -286,7 +286,7 @@ def _fresh_tails(batch: _Batch, numbers: Sequence[int], ends: TopicEnds) -> list
     """Of partitions that were never appended to, as `current_tail` has them."""
     if len(numbers) < PARTITIONS_MIN:
         return []
-    tail = batch.told(ends.applied_sequence, 0, Tail(), None)
+    tail = batch.tail_after(ends.applied_sequence, 0, Tail(), None)
     return [(number, tail) for number in numbers if _is_new(batch.store, batch.topic, number, ends)]
 
 

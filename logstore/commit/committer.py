@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from logstore.clock import Clock
 from logstore.commit.apply import ApplyMany, numbers_of
@@ -19,7 +20,7 @@ from logstore.commit.deciding import check_room, check_segments, plan_of, reques
 from logstore.commit.flushing import Flusher
 from logstore.commit.own_flush import OwnFlush
 from logstore.commit.plan import Plan, TopicPlan, write_plan
-from logstore.commit.plan_folder import Staging, told_when_full
+from logstore.commit.plan_folder import Staging, reporting_full_disk
 from logstore.commit.redo import cut_short
 from logstore.commit.settling import is_unflushed, joint_ends
 from logstore.commit.staging import StagedFile, TopicTarget
@@ -55,7 +56,7 @@ class Committed:
     #: rows that went to the dead-letter topic instead; `records` has them, too
     dead_letters: int = 0
 
-    def told_next(self, before: Mapping[str, int]) -> dict[str, int]:
+    def for_next_row(self, before: Mapping[str, int]) -> dict[str, int]:
         """What the app's next ledger row tells of this batch, whose own was written before its commit and append ended.
 
         `before` is what this batch's row told; of a batch that came again, how many did in a row.
@@ -65,8 +66,19 @@ class Committed:
         return {f"previous_{name}": self.timings_ms[name] for name in ("commit", "append") if self.timings_ms}
 
 
-#: Where nothing is open any more after a batch that ends transactions, by partition.
-StableOffsets = Callable[[Topic, TopicEnds], Mapping[int, int]]
+class Ending(Protocol):
+    """A batch that is the marker of a transaction."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def first_offset(self) -> int: ...
+
+    def stable_offsets(self, topic: Topic, ends: TopicEnds) -> Mapping[int, int]:
+        """The last stable offset behind the marker, of its partition; asked once the topic's ends are known.
+
+        Raises UnknownTransaction when others ended it meanwhile.
+        """
 
 
 class Committer(Flusher):
@@ -75,8 +87,8 @@ class Committer(Flusher):
     def __init__(self, store: OpenStore) -> None:
         super().__init__(store)
         self._is_noted = False
-        #: by app, what its next ledger row tells of the batch before; see `Committed.told_next`
-        self.told_next: dict[str | None, dict[str, int]] = {}
+        #: by app, what its next ledger row tells of the batch before; see `Committed.for_next_row`
+        self.for_next_row: dict[str | None, dict[str, int]] = {}
         self._own_flush: OwnFlush | None = None
 
     # --- before encoding --------------------------------------------------------------------------------------------
@@ -138,18 +150,18 @@ class Committer(Flusher):
         apply_many: ApplyMany | None = None,
         timings_ms: Mapping[str, int] | None = None,
         engine: str = "local",
-        stable_offsets: StableOffsets | None = None,
+        ending: Ending | None = None,
     ) -> Committed:
         """Decide and append what was staged. `targets` are by topic id, as the encoding tasks saw them.
 
         Raises TopicChanged (encode again), ReplayMismatch, DiskFull, LockHeld: nothing was changed then. An error of
         the append leaves a committed batch that the next holder of the lease finishes; its message says so.
-        `stable_offsets` is asked of each topic once it is settled, under its lease, where the batch ends transactions;
+        `ending` is asked of its topic once it is settled, under its lease;
         it may raise, and nothing was changed then.
         """
         timings = dict(timings_ms or {})
         written = {count.topic_id for file in files for count in file.counts if count.records}
-        with contextlib.closing(staging), told_when_full(staging), contextlib.ExitStack() as held:
+        with contextlib.closing(staging), reporting_full_disk(staging), contextlib.ExitStack() as held:
             if not written:
                 return Committed(staging.plan_id) if app is None else self._commit_empty(staging, app, timings, engine)
             topics = {topic_id: self._leased(held, targets[topic_id]) for topic_id in sorted(written)}
@@ -162,7 +174,7 @@ class Committer(Flusher):
             for topic_id in {topic_id for file in files for topic_id in file.placed}:
                 if topics[topic_id].keyed:  # before the commit: a restore must never trust what no longer holds
                     self.store.registry.replace(replace(topics[topic_id], keyed=False))
-            stable = {} if stable_offsets is None else {t.id: stable_offsets(t, ends[t.id]) for t in topics.values()}
+            stable = {} if ending is None else {t.id: ending.stable_offsets(t, ends[t.id]) for t in topics.values()}
             plan = plan_of(self.store, staging.plan_id, files, topics, ends, app, stable)
             self._check_plan(plan, files, topics, ends)
             write_plan(self._fs, staging.folder, plan, limits=self.store.limits)
@@ -293,7 +305,7 @@ class Committer(Flusher):
         self._restore(topic, [number for number in short if is_unflushed(ends, number)], ends)
         for number in cut_short(self.store, topic, short, ends):
             raise DamagedLog(
-                f"the log is shorter than what was flushed of it, up to offset {ends.recovery_points[number]}",
+                f"the log ends before offset {ends.recovery_points[number]}, up to which it was flushed",
                 partition=topic.partition(number),
                 hint="Run `duramen recover`",
             )

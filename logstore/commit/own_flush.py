@@ -1,7 +1,8 @@
 """A writer without a daemon flushes what it appended: staged files are the redo log, and must not pile up.
 
 After so many commits, bytes or seconds an append ends with a flush of its topic, and closing the store flushes the
-rest. A flush that fails, or finds the topic taken, fails no append: what is staged stays, and the next one tries again.
+rest; `flush.messages` and `flush.ms` of a topic may ask for it earlier. A flush that fails, or finds the topic taken,
+fails no append: what is staged stays, and the next one tries again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from logstore.errors import DuramenError, UnknownTopic
 
 if TYPE_CHECKING:
     from logstore.commit.committer import Committed, Committer
+    from logstore.commit.plan import TopicPlan
 
 COMMITS_MAX = 32
 BYTES_MAX = 64 << 20
@@ -25,10 +27,19 @@ class _Unflushed:
     since: float
     commits: int = 0
     size_bytes: int = 0
+    records: int = 0
 
-    @property
-    def is_due(self) -> bool:
-        return self.commits >= COMMITS_MAX or self.size_bytes >= BYTES_MAX or time.monotonic() - self.since >= AGE_S_MAX
+    def add(self, plan: TopicPlan) -> bool:
+        """Whether a flush is due now."""
+        self.commits += 1
+        self.size_bytes += plan.bytes
+        self.records += plan.records
+        return (
+            self.commits >= COMMITS_MAX
+            or self.size_bytes >= BYTES_MAX
+            or self.records >= plan.flush_messages
+            or time.monotonic() - self.since >= min(AGE_S_MAX, plan.flush_ms / 1000)
+        )
 
 
 class OwnFlush:
@@ -44,9 +55,7 @@ class OwnFlush:
         """Note a commit; flushes the topics that are due."""
         for name, plan in committed.topics.items():
             known = self._topics.setdefault(name, _Unflushed(time.monotonic()))
-            known.commits += 1
-            known.size_bytes += plan.bytes
-            if known.is_due:
+            if known.add(plan):
                 self._flush(name)
 
     def rest(self) -> None:

@@ -14,7 +14,7 @@ from logstore.config import LogConfig
 from logstore.directory.sealed import read_sealed, seal, whole_number, whole_numbers
 from logstore.errors import AppendTooLarge, CorruptState
 from logstore.files import FileSystem, replace_file
-from logstore.limits import Limits
+from logstore.limits import INT64_MAX, Limits
 
 PLAN_FILE = "plan"
 VERSION = 1
@@ -37,6 +37,16 @@ class TopicPlan:
 
     def log_config(self) -> LogConfig:
         return LogConfig.from_mapping(self.configs)
+
+    @property
+    def flush_messages(self) -> int:
+        """So many records that are not flushed make a flush due."""
+        return int(self.configs.get("flush.messages", INT64_MAX))
+
+    @property
+    def flush_ms(self) -> int:
+        """So old a record that is not flushed makes a flush due."""
+        return int(self.configs.get("flush.ms", INT64_MAX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from logstore.commit.apply import apply_partition, current_tail
 from logstore.commit.committer import Committer
 from logstore.commit.plan import Plan, TopicPlan
-from logstore.commit.redo import committed_plan, go_on_at
+from logstore.commit.redo import committed_plan, continue_at
 from logstore.commit.staged_reader import Piece, StagedReader
 from logstore.directory.state import Loss, PartitionState, write_state
 from logstore.directory.swap import finish_swap
@@ -175,7 +175,7 @@ def _append(
         log = store.open_log(topic, number, LastKnown(False, recovery_point, unsynced_offset=recovery_point))
         log.truncate_to(base)  # an interrupted append may have got further
         log.close()
-        log = go_on_at(store, topic, number, losses, end)
+        log = continue_at(store, topic, number, losses, end)
         log.close()
         tail = tail_of(log.segments[-1])
     else:
@@ -183,7 +183,7 @@ def _append(
         appender = Appender(store.fs, place, known, state=state, config=config, now_ms=plan.now_ms, limits=store.limits)
         try:
             losses = _losses(found, base, end, store.clock.now_ms(), appender)
-            appender.go_on_at(end)  # a log that ends in a gap says where by its last segment
+            appender.continue_at(end)  # a log that ends in a gap says where by its last segment
         except BaseException:
             appender.close()
             raise

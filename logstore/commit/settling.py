@@ -26,7 +26,7 @@ from logstore.errors import (
     UnknownTopic,
 )
 from logstore.ledger import CommitRow
-from logstore.ledger.table import REBUILT
+from logstore.ledger.loaded_table import REBUILT
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed
 from logstore.commit.driver import Commits
+from logstore.config import Resolved
+from logstore.partition.environment import LogEnvironment
 from logstore.records.record import Record
+from logstore.topics.moving import Arrivals
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
+
+    from logstore.commit.transactions import OpenTransaction
+    from logstore.directory.ends import TopicEnds
 
 
 class Store(ReadableStore, Protocol):
@@ -55,6 +62,18 @@ class Store(ReadableStore, Protocol):
     def append(
         self, topic: str, records: Iterable[Record] | pa.Table | pa.RecordBatch, *, app: AppBatch | None = None
     ) -> Committed: ...
+
+    def resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]: ...
+    def log_environment(self) -> LogEnvironment: ...
+    def check_free(self, topic: Topic) -> None: ...
+    def arrivals(self) -> AbstractContextManager[Arrivals]: ...
+
+    def open_transactions(
+        self, topic: Topic, number: int, *, ends: TopicEnds | None = None
+    ) -> Sequence[OpenTransaction]:
+        """Of an imported partition, by first offset. With `ends`, those of the topic as a commit found them, which
+        keeps others from committing to it. Raises LockHeld, CorruptState, DamagedLog.
+        """
 
     def log_bytes(self, topic: Topic, number: int) -> int:
         """Size of the partition's batches."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from logstore.commit.committer import Committer
-from logstore.commit.driver import Encoded, append_batch
-from logstore.commit.plan_folder import Staging
+from logstore.commit.driver import Batch, Encoded, append_batch
 from logstore.commit.staging import EncodeOptions, StagedWriter
+from logstore.commit.store_face import Store
 from logstore.commit.writing import writing
 from logstore.directory.ends import TopicEnds
 from logstore.errors import UnknownTransaction
@@ -44,73 +43,76 @@ class AbortMarker:
     last_stable_offset: int
 
 
-def open_transactions(store: OpenStore, topic: Topic, number: int) -> list[OpenTransaction]:
-    """By first offset. Opens the log only where something holds it back. Raises LockHeld, CorruptState, DamagedLog."""
-    ends = store.ends(topic)
-    if ends.last_stable_offsets[number] >= ends.high_watermarks[number]:
+def open_transactions(
+    store: OpenStore, topic: Topic, number: int, *, ends: TopicEnds | None = None
+) -> list[OpenTransaction]:
+    """Of a store in a directory. Opens the log only where something holds it back. With `ends`, the caller holds the
+    topic's lease, and the topic is settled. Raises LockHeld, CorruptState, DamagedLog.
+    """
+    partition = topic.partition(number)
+    if ends is not None:
+        with store.locks.partition(topic.id, number, what=f"abort a transaction of {partition}"):
+            log = store.open_log(topic, number, store.last_known(topic, number, ends))
+            try:
+                return [open_transaction(partition, state) for state in log.open_transactions]
+            finally:
+                log.close()
+    found = store.ends(topic)
+    if found.last_stable_offsets[number] >= found.high_watermarks[number]:
         return []
-    with writing(store, topic, number, what=f"list transactions of {topic.name}-{number}") as log:
-        return [_of(topic.partition(number), state) for state in log.open_transactions]
+    with writing(store, topic, number, what=f"list transactions of {partition}") as log:
+        return [open_transaction(partition, state) for state in log.open_transactions]
 
 
-def find_transaction(store: OpenStore, topic_name: str, number: int, producer_id: int) -> OpenTransaction:
+def find_transaction(store: Store, topic_name: str, number: int, producer_id: int) -> OpenTransaction:
     """Raises UnknownTopic, UnknownTransaction, and as `open_transactions`."""
     topic = store.topic(topic_name)
     partition = topic.partition(number)
-    return _named(open_transactions(store, topic, number), partition, producer_id)
+    return _named(store.open_transactions(topic, number), partition, producer_id)
 
 
-def abort_transaction(store: OpenStore, topic_name: str, number: int, producer_id: int) -> AbortMarker:
+def abort_transaction(store: Store, topic_name: str, number: int, producer_id: int) -> AbortMarker:
     """End a producer's transaction in one partition. Raises UnknownTopic, UnknownTransaction, LockHeld, DiskFull:
     nothing was changed then. AppendUnfinished: the marker is committed, and the next writer appends it.
     """
-    ending = _Ending(Committer(store), topic_name, number, producer_id)
-    done = append_batch(ending.committer, ending.encode, stable_offsets=ending.stable_offsets)
-    assert ending.transaction is not None
+    ending = _Ending(store, topic_name, number, producer_id)
+    done = append_batch(store.commits(), ending.encode, ending=ending)
     plan = done.topics[topic_name]
     return AbortMarker(ending.transaction, plan.base_offsets[number], plan.stable_offsets[number])
 
 
-@dataclass(slots=True)
 class _Ending:
-    """A marker being committed: the transaction it ends, and the last stable offset after it."""
+    """A marker being committed: the transaction it ends, and the last stable offset after it. Implements `Ending`."""
 
-    committer: Committer
-    topic: str
-    number: int
-    producer_id: int
-    transaction: OpenTransaction | None = None
+    def __init__(self, store: Store, topic: str, number: int, producer_id: int) -> None:
+        self._store = store
+        self._topic = topic
+        self._number = number
+        self.producer_id = producer_id
+        self.transaction = find_transaction(store, topic, number, producer_id)
 
-    def encode(self, staging: Staging) -> Encoded:
-        store = self.committer.store
-        self.transaction = find_transaction(store, self.topic, self.number, self.producer_id)
-        target, now_ms = self.committer.target(self.topic), store.clock.now_ms()
-        writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=now_ms)
-        writer.write_batch(target, self.number, _marker(self.transaction, now_ms))
+    @property
+    def first_offset(self) -> int:
+        return self.transaction.first_offset
+
+    def encode(self, batch: Batch) -> Encoded:
+        store, committer = self._store, self._store.commits()
+        self.transaction = find_transaction(store, self._topic, self._number, self.producer_id)
+        target, now_ms = committer.target(self._topic), store.clock.now_ms()
+        writer = StagedWriter(batch.output(), options=EncodeOptions(), now_ms=now_ms)
+        writer.write_batch(target, self._number, _marker(self.transaction, now_ms))
         return Encoded([writer.finish()], [target])
 
     def stable_offsets(self, topic: Topic, ends: TopicEnds) -> dict[int, int]:
-        """Called under the topic's lease, so that no other transaction ends meanwhile."""
-        assert self.transaction is not None
-        store, number = self.committer.store, self.number
-        found = [_of(self.transaction.partition, state) for state in _states(store, topic, number, ends)]
+        store, number = self._store, self._number
+        found = store.open_transactions(topic, number, ends=ends)
         _same(found, self.transaction)
         others = [each.first_offset for each in found if each.producer_id != self.producer_id]
         stable = min(others, default=ends.high_watermarks[number] + 1)
         return {number: max(stable, store.partition_state(topic, number).log_start_offset)}
 
 
-def _states(store: OpenStore, topic: Topic, number: int, ends: TopicEnds) -> Sequence[ProducerState]:
-    """The caller holds the lease, and the topic is settled."""
-    with store.locks.partition(topic.id, number, what=f"abort a transaction of {topic.name}-{number}"):
-        log = store.open_log(topic, number, store.last_known(topic, number, ends))
-        try:
-            return log.open_transactions
-        finally:
-            log.close()
-
-
-def _of(partition: TopicPartition, state: ProducerState) -> OpenTransaction:
+def open_transaction(partition: TopicPartition, state: ProducerState) -> OpenTransaction:
     assert state.current_txn_first_offset is not None
     return OpenTransaction(
         partition,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 from logstore.cleaner.versions import Order
-from logstore.cleaner.work import PassWork
-from logstore.config import Source
+from logstore.cleaner.work import PIECE_BYTES, PassWork
 from logstore.records.offset_map import MapSettings
 from logstore.topics.opened import OpenStore
 
@@ -19,6 +19,8 @@ class Budget:
     load_factor: float = 0.9
     bytes_per_second: float = float("inf")
     algorithm: str = "siphash"
+    #: what one thread reads and writes at a time
+    piece_bytes: int = PIECE_BYTES
     #: this many passes have as much at the same time
     passes: int = 1
 
@@ -54,20 +56,24 @@ def map_advice(wanted_bytes: int, budget: Budget) -> MapAdvice:
 
 def cleaner_threads(store: OpenStore) -> int | None:
     """log.cleaner.threads where the store's settings have it; None: as many as there are cores."""
-    found = store.broker_settings()["log.cleaner.threads"]
-    if found.source is Source.DEFAULT:
-        return None
-    return max(store.broker_config.log_cleaner_threads, 1)
+    threads = store.given("log.cleaner.threads")
+    return None if threads is None else max(threads, 1)
 
 
 def budget_of(store: OpenStore) -> Budget:
     """As the store's settings have it."""
     config = store.broker_config
+    threads = cleaner_threads(store) or os.cpu_count() or 1
+    piece_bytes = PIECE_BYTES
+    io_bytes = store.given("log.cleaner.io.buffer.size")
+    if io_bytes is not None:  # as Kafka divides it: a share for each thread, half of it to read and half to write
+        piece_bytes = min(max(io_bytes // threads // 2, 1), PIECE_BYTES)
     return Budget(
         config.log_cleaner_dedupe_buffer_size,
         config.log_cleaner_io_buffer_load_factor,
         config.log_cleaner_io_max_bytes_per_second,
         config.duramen_cleaner_hash,
+        piece_bytes,
     )
 
 
@@ -81,4 +87,6 @@ def map_settings(budget: Budget, order: Order) -> MapSettings:
 def with_budget(work: PassWork, budget: Budget) -> PassWork:
     """The work with what one of several passes at once may take."""
     settings = replace(work.map_settings, buffer_bytes=budget.map_bytes)
-    return replace(work, map_settings=settings, bytes_per_second=budget.bytes_per_second)
+    return replace(
+        work, map_settings=settings, bytes_per_second=budget.bytes_per_second, piece_bytes=budget.piece_bytes
+    )

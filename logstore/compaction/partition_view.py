@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from logstore.cleaner.cleaner import plan_pass
-from logstore.cleaner.eligibility import Cleanable, CleanerFacts, CleanerRules, Looks, SegmentAge
+from logstore.cleaner.eligibility import Cleanable, CleanerFacts, CleanerRules, Lookups, SegmentAge
 from logstore.cleaner.topic_rules import options_of, recompress_codec_id, rules_of
 from logstore.cleaner.versions import Order
 from logstore.cleaner.work import LogToClean, PassWork
@@ -85,7 +85,7 @@ class PartitionView:
     def rules(self) -> CleanerRules:
         return rules_of(self.config)
 
-    def looks(self) -> Looks:
+    def looks(self) -> Lookups:
         """How the rules look into the partition's files, where they need to."""
         codec_id = recompress_codec_id(self.config)
 
@@ -95,7 +95,7 @@ class PartitionView:
                 return None
             return self._mtime_ms(base_offset)
 
-        return Looks(self.first_timestamp, other_codec_ms)
+        return Lookups(self.first_timestamp, other_codec_ms)
 
     def work(self, found: Cleanable, *, now_ms: int, budget: Budget) -> PassWork:
         """The work of a pass, without what only an open log knows of its producers."""

@@ -91,7 +91,7 @@ def _compact_locked(context: Context, topic: Topic, plan: PartitionPlan, what: s
     if plan.cleanable.due is None or not plan.is_due:
         return Run(plan, SKIPPED, plan.why, rolled=rolled, skip=Skip.NOT_DUE)
     if context.stopping():
-        return Run(plan, SKIPPED, "the run was told to stop", rolled=rolled, skip=Skip.STOPPING)
+        return Run(plan, SKIPPED, "the run was stopped", rolled=rolled, skip=Skip.STOPPING)
     run_id = f"{context.run_name}-{topic.name}-{number}"
     context.started(plan)
     row = RunRow(
@@ -169,7 +169,7 @@ def _pass(context: Context, topic: Topic, plan: PartitionPlan, what: str) -> Pas
         def swapped(done: Cleaned) -> None:
             context.swapped(plan, done)
             if context.stopping():
-                raise CleaningAborted("the run was told to stop", partition=topic.partition(number))
+                raise CleaningAborted("the run was stopped", partition=topic.partition(number))
 
         report = run_pass(
             store.fs,

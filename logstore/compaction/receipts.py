@@ -20,7 +20,7 @@ class Skip(Enum):
     NOT_DUE = "not_due"
     #: another process is at work on it
     TAKEN = "taken"
-    #: the run was told to stop
+    #: the run was stopped
     STOPPING = "stopping"
     DRY_RUN = "dry_run"
     #: by an earlier job of the same Airflow run

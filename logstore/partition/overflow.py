@@ -12,7 +12,8 @@ from logstore.limits import RELATIVE_OFFSET_MAX, Limits
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET
 from logstore.segment.names import parse_file_name
 from logstore.segment.output import new_output
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 
 
 def split_segment(fs: FileSystem, path: str, config: LogConfig, limits: Limits) -> int:

@@ -34,7 +34,8 @@ from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSIT
 from logstore.segment.batches import Chunk
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name
 from logstore.segment.resync import intact_at
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.topic import TopicPartition
 
 

@@ -25,7 +25,8 @@ from logstore.records.native import address_of, kernels
 from logstore.segment.batches import Chunk, read_batches
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.output import discard_output
-from logstore.segment.segment import LogSegment, Numbering, SegmentSettings
+from logstore.segment.segment import LogSegment, Numbering
+from logstore.segment.segment_reader import SegmentSettings
 
 _JOINED_BYTES_MAX = 16 << 20
 

@@ -16,14 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.cleaner.versions import Order, winners
-from logstore.directory.state import PartitionState
+from logstore.directory.state import Loss, PartitionState
 from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, SegmentsChanged, UnknownTopic
 from logstore.limits import INT64_MIN
 from logstore.partition.latest import DEFAULT_MEMORY_BYTES, Wanted, latest_records
+from logstore.partition.losses import clipped, lost_offsets
 from logstore.partition.reading import LogView
 from logstore.records.arrow import to_arrow
 from logstore.records.columns import DecodedColumns
-from logstore.restore.visibility import visible_ends
+from logstore.restore.visibility import ends_beside_others
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
@@ -58,6 +59,8 @@ class RestorePlan:
     allow_thinned: bool = False
     #: whose record of a key is the latest
     order: Order = field(default_factory=Order)
+    #: what damage took of it, by partition: of those keys an older record may be the latest that is left
+    losses: tuple[tuple[Loss, ...], ...] = ()
 
     @property
     def partitions(self) -> int:
@@ -76,6 +79,8 @@ class RestorePlan:
         )
         if not self.order.by_offset:
             way += f"; of a key's records the one with {self.order} counts"
+        if lost := sum(map(lost_offsets, self.losses)):
+            way += f"; {lost} offsets among them were lost to damage"
         return f"restore {self.topic}: at most {self.offsets} records of {self.partitions} partitions, {way}"
 
 
@@ -99,10 +104,11 @@ def plan_restore(
     order = Order.of(store.log_config(topic))
     if since_offsets is not None and not order.by_offset:
         raise InvalidConfig(
-            f"since_offsets would miss what counts in topic {name}: {order} does, which may be an older record",
+            f"since_offsets could miss records of topic {name}: {order} decides which record of a key is the latest, "
+            "and that may be an older one",
             hint="Restore everything, without since_offsets",
         )
-    latest = visible_ends(store, [topic])[topic.id].visible(committed=True)
+    latest = ends_beside_others(store, topic).visible(committed=True)
     ends = list(latest)
     if as_of_offsets is not None:
         ends = _checked(topic, as_of_offsets, latest, "as_of_offsets")
@@ -110,7 +116,7 @@ def plan_restore(
         if as_of_timestamp_ms < 0:
             raise InvalidConfig(f"as_of_timestamp_ms is {as_of_timestamp_ms}; expected milliseconds from 0 up")
         for number in range(topic.partitions):
-            later = store.reader(topic, number).offset_for_timestamp(as_of_timestamp_ms + 1)
+            later = store.reader(topic, number, end_offset=latest[number]).offset_for_timestamp(as_of_timestamp_ms + 1)
             ends[number] = latest[number] if later is None else min(later.offset, latest[number])
     states = [store.partition_state(topic, number) for number in range(topic.partitions)]
     if not allow_thinned:
@@ -140,6 +146,7 @@ def plan_restore(
         since_offsets is not None,
         allow_thinned,
         order,
+        tuple(clipped(state.losses, start, end) for state, start, end in zip(states, starts, ends, strict=True)),
     )
 
 
@@ -156,7 +163,7 @@ def _check_exact(topic: Topic, exact_from: Mapping[int, int | None]) -> None:
     if not thinned:
         return
     raise HistoryCompacted(
-        f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be had as of that moment: "
+        f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be restored as of that moment: "
         f"compaction or retention removed records; exact from "
         f"{', '.join(f'offset {offset} of partition {number}' for number, offset in thinned.items())} on",
         partition=topic.partition(min(thinned)),
@@ -216,7 +223,7 @@ def restore_partition(
 
     try:
         yield from latest_records(
-            store.reader(topic, number),
+            store.reader(topic, number, end_offset=end),
             plan.start_offsets[number],
             end,
             wanted=Wanted(tombstones=tombstones, committed=True, headers=headers, memory_bytes=memory_bytes),

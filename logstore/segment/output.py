@@ -7,7 +7,8 @@ import os
 from logstore.files import FileSystem
 from logstore.limits import Limits
 from logstore.segment.names import SEGMENT_KINDS, Transient, file_name
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 
 
 def new_output(

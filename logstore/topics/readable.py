@@ -26,6 +26,10 @@ class ReadableStore(Protocol):
     @property
     def path(self) -> str: ...
 
+    @property
+    def poll_s(self) -> float:
+        """How often to look for news where nobody says otherwise."""
+
     def topic_names(self) -> list[str]: ...
     def topics(self) -> list[Topic]: ...
 

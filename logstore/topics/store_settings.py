@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from logstore.config import BrokerConfig, LogConfig, Resolved, hold_back, resolve_broker, resolve_topic
+from logstore.config import BrokerConfig, LogConfig, Resolved, Source, hold_back, resolve_broker, resolve_topic
 from logstore.topics.registry import Topic
 
 
@@ -25,6 +26,11 @@ class StoreSettings:
     @property
     def broker_config(self) -> BrokerConfig:
         return BrokerConfig.from_resolved(self._broker)
+
+    def given(self, name: str) -> Any:
+        """The value of a setting of the store where somebody gave one; None where it is the default."""
+        found = self._broker[name]
+        return None if found.source is Source.DEFAULT else found.value
 
     def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]:
         """Every topic setting with its source; without a topic, what a new one would get."""

@@ -1,25 +1,20 @@
 """Adopting the partition directories of a stopped broker, or bare `topic-N` folders.
 
-Everything is copied (or linked) and recovered under `staging/` first; a topic appears in the store in one step, when
-its file gets its name. Until then a mark in `topics/` says what belongs to the import, and the lock of its folder that
-it is at work. The source is never changed. All records found are taken as committed.
+Everything is copied (or linked) and recovered beside the store first; how it becomes visible, in one step, is the
+store's own (`Arrivals`). The source is never changed. All records found are taken as committed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from logstore.commit.writing import published
-from logstore.directory.checkpoint import write_partition_metadata
-from logstore.directory.ends import TopicEnds
 from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.directory.trees import copy_file
-from logstore.errors import ImportRefused, LockHeld, TopicExists
+from logstore.errors import ImportRefused
 from logstore.files import FileSystem
 from logstore.partition.density import thinned_below
 from logstore.partition.recovery_report import Cut
@@ -28,20 +23,16 @@ from logstore.partition.salvage_planning import plan_salvage, with_found_end
 from logstore.partition.salvage_writing import carry_out
 from logstore.segment.names import (
     LEADER_EPOCH_CHECKPOINT,
-    PARTITION_METADATA,
     FileKind,
     NumberedFile,
     Transient,
     parse_file_name,
 )
 from logstore.topic import TopicPartition, new_topic_id
-from logstore.topics.deleting import take_back_import
-from logstore.topics.import_folder import ImportFolder
-from logstore.topics.opened import OpenStore
-from logstore.topics.placing import check_place, place_partition
+from logstore.topics.moving import Arrivals, Moved, Receiving
 from logstore.topics.registry import Topic, spelled
 from logstore.transfer.import_settings import TopicSettings
-from logstore.transfer.kafka_source import Source, SourcePartition, SourceTopic, check_links, only_regular_files
+from logstore.transfer.kafka_source import Source, SourcePartition, check_links, only_regular_files
 
 
 @dataclass(slots=True)
@@ -69,7 +60,7 @@ class ImportedTopic:
 
 
 def plan_import(
-    store: OpenStore, source: Source, configs: Mapping[str, object], *, defaults: bool = False
+    store: Receiving, source: Source, configs: Mapping[str, object], *, defaults: bool = False
 ) -> list[Topic]:
     """The topics as they would be. Raises TopicExists, ImportRefused, UnknownConfig, InvalidConfig.
 
@@ -80,11 +71,7 @@ def plan_import(
     ids = {topic.export_id: topic.name for topic in store.topics()}
     planned = []
     for each in source.topics:
-        if store.fs.exists(store.layout.topic(each.name)):
-            raise TopicExists(
-                f"there is a topic {each.name} already", hint="Delete it first, or import the others with --topic."
-            )
-        if each.topic_id in ids:
+        if each.topic_id in ids and ids[each.topic_id] != each.name:
             raise ImportRefused(f"topics {ids[each.topic_id]} and {each.name} have the same id: {each.topic_id}")
         known = source.settings.get(each.name, TopicSettings())
         topic = Topic(
@@ -98,14 +85,14 @@ def plan_import(
             kafka_id=each.topic_id,
             settings_unknown=known.unknown is not None and not configs and not defaults,
         )
-        check_place(store, topic, clear=False)
+        store.check_free(topic)
         ids[topic.export_id] = topic.name
         planned.append(topic)
     return planned
 
 
 def import_topics(
-    store: OpenStore,
+    store: Receiving,
     source: Source,
     configs: Mapping[str, object],
     *,
@@ -118,47 +105,33 @@ def import_topics(
     `progress` is called with the bytes taken since last time.
     """
     planned = plan_import(store, source, configs, defaults=defaults)
-    with only_regular_files(), ImportFolder(store) as folder:
-        begun: list[Topic] = []
-        try:
-            built = []
-            for topic, origin in zip(planned, source.topics, strict=True):
-                begun.append(topic)
-                store.marks.begin_import(store.registry, topic)
-                built.append(_build(store, source, topic, origin, folder, link, progress))
-            return [_publish(store, folder, *each) for each in built]
-        except BaseException:
-            for topic in begun:
-                with contextlib.suppress(LockHeld):
-                    take_back_import(store, topic.id, topic)
-            raise
+    with only_regular_files(), store.arrivals() as arrivals:
+        imported = []
+        for topic, origin in zip(planned, source.topics, strict=True):
+            arrivals.begin(topic)
+            reports = [_take(store, arrivals, source, topic, each, link, progress) for each in origin.partitions]
+            imported.append(ImportedTopic(topic, tuple(reports)))
+        arrivals.publish()
+    return imported
 
 
-def _build(
-    store: OpenStore,
+def _take(
+    store: Receiving,
+    arrivals: Arrivals,
     source: Source,
     topic: Topic,
-    origin: SourceTopic,
-    folder: str,
+    origin: SourcePartition,
     link: bool,
     progress: Callable[[int], None],
-) -> tuple[Topic, list[ImportedPartition], TopicEnds]:
-    """The topic's directories in the import's folder, recovered, and its state files, which are not read yet."""
-    store.fs.mkdir(store.layout.topic_state(topic.id))
-    store.registry.write_copy(topic)
-    ends = TopicEnds.empty(topic.partitions)
-    reports = []
-    for each in origin.partitions:
-        directory = os.path.join(folder, str(each.partition))
-        store.fs.mkdir(directory)
-        linked, copied = _take_files(store.fs, source, each, directory, link, progress)
-        write_partition_metadata(store.fs, os.path.join(directory, PARTITION_METADATA), topic.id)
-        report, ends = _recover(store, source, topic, each, directory, ends)
-        report.linked_bytes, report.copied_bytes = linked, copied
-        reports.append(report)
-        store.fs.fsync_dir(directory)
-    store.fs.fsync_dir(folder)
-    return topic, reports, ends
+) -> ImportedPartition:
+    """Copy a partition, recover it, and hand it over."""
+    number = origin.partition.partition
+    directory = arrivals.directory(topic, number)
+    linked, copied = _take_files(arrivals.fs, source, origin, directory, link, progress)
+    report, moved = _recover(store, arrivals, source, topic, origin, directory)
+    report.quarantined = list(arrivals.place(topic, number, moved))
+    report.linked_bytes, report.copied_bytes = linked, copied
+    return report
 
 
 def _take_files(
@@ -213,19 +186,29 @@ def _linkable(source: Source, origin: SourcePartition, files: list[NumberedFile]
 
 
 def _recover(
-    store: OpenStore, source: Source, topic: Topic, origin: SourcePartition, directory: str, ends: TopicEnds
-) -> tuple[ImportedPartition, TopicEnds]:
+    store: Receiving, arrivals: Arrivals, source: Source, topic: Topic, origin: SourcePartition, directory: str
+) -> tuple[ImportedPartition, Moved]:
     from logstore.partition.environment import LastKnown
     from logstore.partition.log import PartitionLog
 
-    number = origin.partition.partition
-    state_path = store.layout.partition_state(topic.id, number)
+    fs, state_path = arrivals.fs, arrivals.state_path(topic, origin.partition.partition)
     log_start = source.log_starts.get(origin.partition, 0)
     # The log's own opening takes the rest from here, and keeps first dirty within the log.
     first_dirty = source.first_dirty.get(origin.partition, 0)
     initial = replace(PartitionState(), log_start_offset=log_start, first_dirty_offset=first_dirty)
-    write_state(store.fs, state_path, initial)
-    damages, aside = ([], []) if source.clean else _salvage(store, topic, origin, directory, initial, state_path)
+    write_state(fs, state_path, initial)
+    given = Partition(
+        fs,
+        directory,
+        str(origin.partition),
+        initial,
+        None,
+        store.log_config(topic),
+        store.limits,
+        store.clock.now_ms(),
+        imported=True,
+    )
+    damages, aside = ([], []) if source.clean else _salvage(given, state_path)
     log = PartitionLog.open(
         directory,
         partition=origin.partition,
@@ -236,11 +219,13 @@ def _recover(
     )
     thinned_offset = thinned_below(log.segments) if log.config.compact else 0
     log.close()
+    state = read_state(fs, state_path, limits=store.limits)
+    assert state is not None
     if thinned_offset:  # a broker's cleaner may have been stopped in the middle of a pass; no file of it says how far
-        state = read_state(store.fs, state_path, limits=store.limits)
-        assert state is not None
-        write_state(store.fs, state_path, replace(state, thinned_offset=thinned_offset))
+        state = replace(state, thinned_offset=thinned_offset)
+        write_state(fs, state_path, state)
     found = log.recovery
+    cuts = [*(Cut(each.file, each.position, each.size_bytes, each.reason) for each in damages), *found.cuts]
     report = ImportedPartition(
         partition=origin.partition,
         log_start_offset=log.log_start_offset,
@@ -255,56 +240,23 @@ def _recover(
                 "dropped_bytes": cut.dropped_bytes,
                 "reason": cut.reason,
             }
-            for cut in [*(Cut(each.file, each.position, each.size_bytes, each.reason) for each in damages), *found.cuts]
-        ],
-        quarantined=[
-            os.path.join(store.layout.partition(origin.partition), os.path.relpath(path, directory))
-            for path in [*aside, *found.quarantined]
+            for cut in cuts
         ],
     )
-    return report, published(ends, number, log)
+    return report, Moved(state, log.high_watermark, log.last_stable_offset, (*aside, *found.quarantined))
 
 
-def _salvage(
-    store: OpenStore, topic: Topic, origin: SourcePartition, directory: str, state: PartitionState, state_path: str
-) -> tuple[list[Damage], list[str]]:
+def _salvage(given: Partition, state_path: str) -> tuple[list[Damage], list[str]]:
     """Before the log's own recovery cuts at the first damage, as a broker would: keep the intact batches after it.
 
     A torn tail is left to it. So is a directory in which a broker's cleaner was interrupted.
     """
-    names = [parse_file_name(name) for name in store.fs.listdir(directory)]
+    names = [parse_file_name(name) for name in given.fs.listdir(given.directory)]
     if any(each is not None and each.transient in (Transient.SWAP, Transient.CLEANED) for each in names):
         return [], []
-    given = Partition(
-        store.fs,
-        directory,
-        str(origin.partition),
-        state,
-        None,
-        store.log_config(topic),
-        store.limits,
-        store.clock.now_ms(),
-        imported=True,
-    )
     given = with_found_end(given)
     plan = plan_salvage(given)
     if not plan.changes:
         return [], []
     _, aside = carry_out(given, plan, state_path)
     return plan.damages, aside
-
-
-def _publish(
-    store: OpenStore, folder: str, topic: Topic, reports: list[ImportedPartition], ends: TopicEnds
-) -> ImportedTopic:
-    """Directories into place, then the ends, then the topic's file, which makes it all visible."""
-    check_place(store, topic)
-    with store.locks.lease(topic.id, what=f"import {topic.name}"):
-        for report in reports:
-            store.fs.rename(os.path.join(folder, str(report.partition)), store.layout.partition(report.partition))
-        store.fs.fsync_dir(store.layout.logs)
-        store.write_ends(topic, ends)
-        store.marks.complete_import(store.registry, topic)
-    for partition in topic.partition_list():  # those the source did not have
-        place_partition(store, topic, partition)
-    return ImportedTopic(topic, tuple(reports))

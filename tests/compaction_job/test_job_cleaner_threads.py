@@ -15,8 +15,9 @@ from compaction.lab import Lab
 from compaction_job import compact, plan
 from compaction_job.job import Progress
 from compaction_job.spark_engine import SparkEngine
+from logstore.cleaner.throttle import Throttle
 from logstore.clock import ManualClock
-from logstore.compaction.budget import Budget, MapAdvice, cleaner_threads, map_advice
+from logstore.compaction.budget import Budget, MapAdvice, budget_of, cleaner_threads, map_advice
 from logstore.compaction.planning import PartitionPlan
 from logstore.compaction.receipts import Run
 from logstore.records.record import Record
@@ -70,6 +71,47 @@ class Watch:
 def test_threads_count_where_they_are_set(tmp_path: Path, line: str, expected: int | None) -> None:
     with opened(tmp_path / "store", f"log.cleaner.threads = {line}\n" if line else "") as store:
         assert cleaner_threads(store) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("", 4 << 20),
+        ("log.cleaner.threads = 2\n", 4 << 20),
+        ("log.cleaner.threads = 2\nlog.cleaner.io.buffer.size = 524288\n", 128 << 10),
+        ("log.cleaner.threads = 1\nlog.cleaner.io.buffer.size = 1000000000\n", 4 << 20),
+        ("log.cleaner.threads = 1\nlog.cleaner.io.buffer.size = 0\n", 1),
+    ],
+)
+def test_a_threads_buffers_are_its_share_where_they_are_set(tmp_path: Path, settings: str, expected: int) -> None:
+    with opened(tmp_path / "store", settings) as store:
+        assert budget_of(store).piece_bytes == expected
+
+
+def test_small_buffers_make_small_pieces_and_the_same_survivors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    with monkeypatch.context() as patched:
+
+        def take(throttle: Throttle, size: int) -> None:
+            sizes.append(size)
+
+        patched.setattr(Throttle, "take", take)
+        left = []
+        for number, io_bytes in enumerate((None, 20_000)):
+            line = "" if io_bytes is None else f"log.cleaner.io.buffer.size = {io_bytes}\n"
+            sizes.clear()
+            with opened(tmp_path / f"store-{number}", "log.cleaner.threads = 1\n" + line) as store:
+                fill(store, 3_000, turns=40)
+                report = compact(store, force=True, roll_active=True, retention=False, now_ms=NOW_MS)
+                assert not report.failed
+                kept = list(store.reader("t", 0).records(0))
+                left.append((max(sizes), [(record.key, record.value) for record in kept]))
+    (large, expected), (small, found) = left
+    assert found == expected
+    assert len(found) == 3_000
+    assert small < large / 4
 
 
 def test_one_thread_means_one(tmp_path: Path) -> None:

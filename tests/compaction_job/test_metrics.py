@@ -18,6 +18,7 @@ from logstore.errors import DuramenError
 from logstore.ledger import Ledger, RunRow
 from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.upkeep.recovery import recover
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -133,6 +134,23 @@ def test_a_bad_partition_is_counted_and_left_out(store_path: Path) -> None:
         assert of(samples, "duramen_unreadable_partitions") == 2
         assert of(samples, "duramen_dirty_ratio", topic="accounts", partition="0") == 1
         assert ("duramen_dirty_ratio", (("partition", "1"), ("topic", "accounts"))) not in samples
+
+
+def test_what_damage_took_is_counted_once_it_was_recovered(flushed: Path) -> None:
+    with LogStore(flushed) as store:
+        topic = store.topic("accounts")
+        log = min(Path(store.layout.partition(topic.partition(1))).glob("*.log"))
+        data = bytearray(log.read_bytes())
+        data[70] ^= 1
+        log.write_bytes(data)
+        collector = StoreCollector(store)
+        assert totals(scraped(collector), "duramen_lost_offsets") == 0
+        reports = recover(store, topic)
+        lost = [sum(loss.end_offset - loss.base_offset for loss in report.losses) for report in reports]
+        assert lost[0] == 0 < lost[1]
+        samples = scraped(collector)
+        for number in (0, 1):
+            assert of(samples, "duramen_lost_offsets", topic="accounts", partition=str(number)) == lost[number]
 
 
 def test_a_scrape_of_hundreds_of_partitions_is_cheap(store_path: Path) -> None:

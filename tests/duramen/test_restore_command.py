@@ -65,6 +65,7 @@ def test_into_files(accounts: Path, duramen: Command, tmp_path: Path) -> None:
         "rows": 2,
         "end_offsets": {"0": 5},
         "by_partition": True,
+        "losses": [],
         "plan": "restore accounts: at most 5 records of 1 partitions, each partition alone, without a shuffle",
         "file": str(lines),
         "restored": True,
@@ -99,6 +100,24 @@ def test_what_is_refused(accounts: Path, duramen: Command, arguments: list[str],
     assert done.code == code
     assert expected in done.err
     assert done.out == ""
+
+
+def test_what_damage_took_of_a_state_is_said(accounts: Path, duramen: Command) -> None:
+    with LogStore(accounts) as store:
+        append_table(Committer(store), "accounts", table_of([Record(b"a", b"3", BASE_MS + 9)]))
+        Committer(store).flush(store.topic("accounts"))
+    (log,) = (accounts / "logs" / "accounts-0").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-1] + b"\xff")
+    assert duramen("recover", "--yes").code == 3
+    done = duramen("restore", "accounts")
+    assert {row["key"]: row["value"] for row in done.lines} == {"a": "2", "c": "ü"}
+    assert "accounts-0: offsets 5 to 5 were lost to damage: older values may show" in done.err
+    planned = duramen("restore", "accounts", "--dry-run", output="json").json
+    (loss,) = planned["losses"]
+    assert (loss["partition"], loss["base_offset"], loss["end_offset"]) == (0, 5, 6)
+    assert "1 offsets among them were lost to damage" in planned["plan"]
+    before = duramen("restore", "accounts", "--as-of-offsets", '{"0": 5}')
+    assert (before.lines, "lost" in before.err) == (done.lines, False)
 
 
 def test_a_moment_that_was_thinned_and_a_value_not_text(accounts: Path, duramen: Command, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from logstore.commit.staging import EncodeOptions, StagedWriter
 from logstore.errors import InvalidConfig, NotAStore, OffsetOutOfRange, StoreVersionError, UnknownTopic
 from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.upkeep.recovery import recover
 from logstore.upkeep.retention import delete_records
 from streaming.admission import LimitingStreamReader
 from streaming.columns import chosen_columns
@@ -145,6 +147,34 @@ def test_what_was_deleted_is_loss_and_may_be_allowed(orders: LogStore) -> None:
     with pytest.raises(OffsetOutOfRange, match="records 2 to 4 are gone: the log starts at 4"):
         ranges(orders, startingOffsets=starting)
     assert ranges(orders, startingOffsets=starting, failOnDataLoss="false")[0] == (0, 4, 10)
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_what_damage_took_is_loss_and_no_gap_of_compaction(store: LogStore, append: Any, policy: str) -> None:
+    topic = store.create_topic("orders", configs={"cleanup.policy": policy})
+    for batch in range(4):
+        append("orders", [Record(b"k%d" % n, b"%d" % batch, BASE_MS) for n in range(3)])
+    Committer(store).flush(topic)
+    (log,) = Path(store.layout.partition(topic.partition(0))).glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[len(data) // 4 + 70] ^= 1  # in the second of four batches of one size
+    log.write_bytes(data)
+    (report,) = recover(store, topic)
+    assert [(loss.base_offset, loss.end_offset) for loss in report.losses] == [(3, 6)]
+    for starting in (0, 3, 5):
+        with pytest.raises(OffsetOutOfRange, match=f"records {max(starting, 3)} to 6 were lost to damage.*failOnData"):
+            ranges(store, startingOffsets=f'{{"orders": {{"0": {starting}}}}}')
+    assert ranges(store, startingOffsets='{"orders": {"0": 6}}') == [(0, 6, 12)]
+    assert ranges(store, endingOffsets='{"orders": {"0": 3}}') == [(0, 0, 3)]
+    allowed = options(store, failOnDataLoss="false")
+    (whole,) = batch_ranges(store, allowed)
+    columns = chosen_columns(StructType().add("value", StringType()))
+    found = [row for batch in read_range(allowed, whole, columns, Bounds()) for row in batch.to_pylist()]
+    assert [row["value"] for row in found] == ["0"] * 3 + ["2"] * 3 + ["3"] * 3
+    reader = LimitingStreamReader(options(store, streaming=True, startingOffsets="earliest"))
+    start = reader.initialOffset()
+    with pytest.raises(OffsetOutOfRange, match="records 3 to 6 were lost"):
+        reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
 
 
 def test_not_a_store_and_a_newer_one(store: LogStore, tmp_path: Any) -> None:

@@ -57,6 +57,18 @@ def test_bytes_and_age_make_a_flush_due_too(tmp_path: Path, monkeypatch: pytest.
         assert staged(store) == 0
 
 
+def test_flush_messages_and_flush_ms_of_a_topic_make_a_flush_due_earlier(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "store", create=True) as store:
+        store.create_topic("counted", configs={"flush.messages": 3})
+        store.create_topic("timed", configs={"flush.ms": 0})
+        store.create_topic("plain")
+        after = []
+        for name, records in (("plain", 9), ("timed", 1), ("counted", 2), ("counted", 1), ("counted", 4)):
+            store.append(name, [Record(b"k", b"v", -1)] * records)
+            after.append(staged(store))
+        assert after == [1, 1, 2, 1, 1], "the first commit stays, and two of `counted` wait for a third record"
+
+
 def test_a_flush_that_finds_the_topic_taken_fails_no_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_flush, "COMMITS_MAX", 1)
     with LogStore(tmp_path / "store", create=True) as store, pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,8 @@ from logstore.directory.swap import replace_segments
 from logstore.files import FileSystem
 from logstore.records.scan import scan_batches
 from logstore.segment.names import Transient
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 from reference.partition_writer import PartitionWriter
 from simulation.filesystem import SimulatedFileSystem
 from simulation.logs import DIRECTORY, bases, batch, contents, open_log, rec, sized_batch, state_path

@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from logstore.errors import DuramenError, LedgerError
 from logstore.files import File, OsFile, OsFileSystem
 from logstore.ledger import CommitRequest, Ledger
-from logstore.ledger.table import raise_system_error
+from logstore.ledger.loaded_table import raise_system_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

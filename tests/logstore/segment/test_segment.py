@@ -12,7 +12,8 @@ from logstore.limits import DEFAULT_LIMITS, RELATIVE_OFFSET_MAX, Limits
 from logstore.records.codes import OK, ROLL_APPEND_TOO_LARGE, ROLL_OFFSET_OVERFLOW, ROLL_SIZE
 from logstore.records.scan import scan_batches
 from logstore.segment.names import FileKind
-from logstore.segment.segment import LogSegment, Numbering, RollLimits, SegmentSettings
+from logstore.segment.segment import LogSegment, Numbering, RollLimits
+from logstore.segment.segment_reader import SegmentSettings
 from logstore.segment.time_index import TimestampOffset
 from reference.preallocation import preallocate
 from simulation.filesystem import SimulatedFileSystem

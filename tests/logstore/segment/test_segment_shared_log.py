@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from logstore.segment.segment import LogSegment, SegmentSettings
+from logstore.segment.segment import LogSegment
+from logstore.segment.segment_reader import SegmentSettings
 from simulation.filesystem import PowerCut, SimulatedFileSystem
 from simulation.logs import DIRECTORY, contents, open_log, recs
 
