@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.directory.locks import DEFAULT_WAIT_MS
 from logstore.errors import InvalidConfig, TopicExists
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.opening import is_url
 from logstore.restore.reads import Reads
 from logstore.topics import checkpoints, creating, deleting, sweeping
+from logstore.topics.definition import TopicChange
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import check_place
 from logstore.topics.registry import Topic
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from logstore.commit.apps import AppBatch
     from logstore.commit.committer import Committed, Committer
     from logstore.commit.own_flush import OwnFlush
-    from logstore.commit.store_face import Store
     from logstore.commit.transactions import OpenTransaction
+    from logstore.compaction.maintenance import MaintainedStore, Maintenance
     from logstore.directory.ends import TopicEnds
     from logstore.partition.log import PartitionLog
     from logstore.records.record import Record
@@ -38,16 +40,25 @@ def open_store(
     storage_options: Mapping[str, str] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     limits: Limits = DEFAULT_LIMITS,
-) -> Store:
+    lock_wait_ms: int = DEFAULT_WAIT_MS,
+) -> MaintainedStore:
     """The store at a path or a URL (`s3://bucket/prefix`); the only place that chooses between the two kinds.
 
-    `storage_options` are for a URL: endpoint, region and the like. Raises NotAStore and what opening either raises.
+    `storage_options` are for a URL: endpoint, region and the like; in a bucket there are no locks to wait for.
+    Raises NotAStore and what opening either raises.
     """
     if is_url(path):
         from logstore.bucket.store import BucketStore
 
         return BucketStore(os.fspath(path), create=create, storage_options=storage_options, clock=clock, limits=limits)
-    return LogStore(path, create=create, storage_options=storage_options, clock=clock, limits=limits)
+    return LogStore(
+        path,
+        create=create,
+        storage_options=storage_options,
+        clock=clock,
+        limits=limits,
+        lock_wait_ms=lock_wait_ms,
+    )
 
 
 def directory_of(path: str | os.PathLike[str]) -> str:
@@ -102,7 +113,7 @@ class LogStore(OpenStore, Reads):
         dry_run: bool = False,
     ) -> Topic:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig."""
-        return creating.create_topic(self, name, partitions=partitions, configs=configs, dry_run=dry_run)
+        return creating.create_topic(self, name, partitions, configs, dry_run=dry_run)
 
     def alter_topic(
         self,
@@ -120,9 +131,8 @@ class LogStore(OpenStore, Reads):
 
         Raises UnknownTopic, UnknownConfig, InvalidConfig.
         """
-        return creating.alter_topic(
-            self, name, configs=configs, unset=unset, partitions=partitions, defaults=defaults, dry_run=dry_run
-        )
+        change = TopicChange.of(configs, unset, partitions, defaults)
+        return creating.alter_topic(self, name, change, dry_run=dry_run)
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
         """Remove the topic and all its records. Raises UnknownTopic, LockHeld."""
@@ -186,6 +196,12 @@ class LogStore(OpenStore, Reads):
         from logstore.commit.transactions import open_transactions
 
         return open_transactions(self, topic, number, ends=ends)
+
+    def maintenance(self) -> Maintenance:
+        """Compaction, retention and upkeep, as jobs and the daemon do them."""
+        from logstore.upkeep.directory_maintenance import DirectoryMaintenance
+
+        return DirectoryMaintenance(self)
 
     def writing(
         self, topic: Topic, number: int, *, what: str, clock: Clock | None = None

@@ -19,10 +19,12 @@ from logstore.bucket.committing import BucketCommitter
 from logstore.bucket.files import BlockCache
 from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
+from logstore.bucket.looking import look_at
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.producers import Producers
-from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by
+from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
+from logstore.bucket.sealing import MaintenanceEnvironment, SealRules
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.directory.ends import TopicEnds
@@ -46,6 +48,8 @@ from logstore.objects.retrying import RetryingObjects
 from logstore.partition.environment import LogEnvironment
 from logstore.partition.reading import MAX_TIMESTAMP_QUERY
 from logstore.restore.reads import Reads
+from logstore.topics.definition import TopicChange
+from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 from logstore.topics.store_settings import StoreSettings
 
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
+    from logstore.bucket.maintenance import BucketMaintenance
     from logstore.commit.apps import AppBatch
     from logstore.commit.committer import Committed
     from logstore.commit.transactions import OpenTransaction
@@ -202,7 +207,7 @@ class BucketStore(StoreSettings, Reads):
     ) -> Topic:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig, CommitUnknown."""
         self.check_writable()
-        return definitions.create_topic(self, name, partitions=partitions, configs=configs, dry_run=dry_run)
+        return definitions.create_topic(self, name, partitions, configs, dry_run=dry_run)
 
     def alter_topic(
         self,
@@ -219,9 +224,8 @@ class BucketStore(StoreSettings, Reads):
         Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown.
         """
         self.check_writable()
-        return definitions.alter_topic(
-            self, name, configs=configs, unset=unset, partitions=partitions, defaults=defaults, dry_run=dry_run
-        )
+        change = TopicChange.of(configs, unset, partitions, defaults)
+        return definitions.alter_topic(self, name, change, dry_run=dry_run)
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
         """End the topic; its objects go with maintenance. Raises UnknownTopic, CommitUnknown."""
@@ -286,6 +290,12 @@ class BucketStore(StoreSettings, Reads):
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
         return self.reader(topic, number).state()
 
+    def look(self, topic: Topic, number: int) -> PartitionLook:
+        """The partition as planning sees it. Raises UnknownTopic, LedgerError."""
+        source = self.source(topic, number)
+        environment = MaintenanceEnvironment(self.objects, self.manifests, self.shelf)
+        return look_at(environment, source, look(source), SealRules())
+
     def log_bytes(self, topic: Topic, number: int) -> int:
         """Size of the partition's batches, sealed or not. Reads the plans of what is not."""
         view = self.reader(topic, number).look().view
@@ -297,6 +307,12 @@ class BucketStore(StoreSettings, Reads):
         """The newest record's time, -1 when there is none."""
         found = self.reader(topic, number).offset_for_timestamp(MAX_TIMESTAMP_QUERY)
         return -1 if found is None else found.timestamp_ms
+
+    def maintenance(self) -> BucketMaintenance:
+        """Compaction, retention and what else keeps it small, as jobs and the daemon do them."""
+        from logstore.bucket.maintenance import BucketMaintenance
+
+        return BucketMaintenance(self)
 
     # --- records ----------------------------------------------------------------------------------------------------
 
