@@ -20,7 +20,7 @@ from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import HOUR_MS, Floor
 from logstore.bucket.keys import new_nonce, pin_key
 from logstore.bucket.maintaining import Maintained, MaintenanceRules, maintain
-from logstore.bucket.pins import encode_pin, pinned, read_pins
+from logstore.bucket.pins import encode_pin, read_pins
 from logstore.bucket.rows import Kind
 from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
@@ -135,10 +135,10 @@ def test_what_nobody_needs_goes_after_the_grace_and_not_before(
 def test_a_pin_holds_what_its_reader_may_look_for(
     store: BucketStore, objects: MemoryObjects, clock: ManualClock
 ) -> None:
-    with pinned(objects, clock) as pin:
+    with store.pins.held():
+        (pin,) = read_pins(objects, clock.now_ms())
         frozen = [store.reader("orders", number).frozen() for number in range(2)]
         expected = [list(reader.records(0)) for reader in frozen]
-        assert read_pins(objects, clock.now_ms()) == (pin,)
         key = next(head.key for head in objects.list("pins"))
         for _ in range(4):
             run(store)
@@ -150,6 +150,7 @@ def test_a_pin_holds_what_its_reader_may_look_for(
             for segment in names:
                 store.shelf.cache.forget(segment.key)
         assert [list(reader.records(0)) for reader in frozen] == expected
+    store.close()
     assert read_pins(objects, clock.now_ms()) == ()
     for _ in range(3):
         run(store)
