@@ -14,6 +14,7 @@ from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.opening import is_url
 from logstore.restore.reads import Reads
 from logstore.topics import checkpoints, creating, deleting, sweeping
+from logstore.topics.definition import TopicChange
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import check_place
 from logstore.topics.registry import Topic
@@ -112,7 +113,7 @@ class LogStore(OpenStore, Reads):
         dry_run: bool = False,
     ) -> Topic:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig."""
-        return creating.create_topic(self, name, partitions=partitions, configs=configs, dry_run=dry_run)
+        return creating.create_topic(self, name, partitions, configs, dry_run=dry_run)
 
     def alter_topic(
         self,
@@ -130,9 +131,8 @@ class LogStore(OpenStore, Reads):
 
         Raises UnknownTopic, UnknownConfig, InvalidConfig.
         """
-        return creating.alter_topic(
-            self, name, configs=configs, unset=unset, partitions=partitions, defaults=defaults, dry_run=dry_run
-        )
+        change = TopicChange.of(configs, unset, partitions, defaults)
+        return creating.alter_topic(self, name, change, dry_run=dry_run)
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
         """Remove the topic and all its records. Raises UnknownTopic, LockHeld."""

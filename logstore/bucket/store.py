@@ -48,6 +48,7 @@ from logstore.objects.retrying import RetryingObjects
 from logstore.partition.environment import LogEnvironment
 from logstore.partition.reading import MAX_TIMESTAMP_QUERY
 from logstore.restore.reads import Reads
+from logstore.topics.definition import TopicChange
 from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 from logstore.topics.store_settings import StoreSettings
@@ -206,7 +207,7 @@ class BucketStore(StoreSettings, Reads):
     ) -> Topic:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig, CommitUnknown."""
         self.check_writable()
-        return definitions.create_topic(self, name, partitions=partitions, configs=configs, dry_run=dry_run)
+        return definitions.create_topic(self, name, partitions, configs, dry_run=dry_run)
 
     def alter_topic(
         self,
@@ -223,9 +224,8 @@ class BucketStore(StoreSettings, Reads):
         Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown.
         """
         self.check_writable()
-        return definitions.alter_topic(
-            self, name, configs=configs, unset=unset, partitions=partitions, defaults=defaults, dry_run=dry_run
-        )
+        change = TopicChange.of(configs, unset, partitions, defaults)
+        return definitions.alter_topic(self, name, change, dry_run=dry_run)
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
         """End the topic; its objects go with maintenance. Raises UnknownTopic, CommitUnknown."""

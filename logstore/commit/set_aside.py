@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from logstore.commit.apply import apply_partition, current_tail
+from logstore.commit.apply import apply_partition, check_continues, current_tail
 from logstore.commit.committer import Committer
 from logstore.commit.plan import Plan, TopicPlan
 from logstore.commit.redo import committed_plan, continue_at
@@ -25,7 +25,6 @@ from logstore.errors import (
     BufferLimit,
     CorruptBatch,
     CorruptState,
-    DamagedLog,
     DuramenError,
     UnappliablePlan,
 )
@@ -135,13 +134,7 @@ def _put_what_is_left(
         known = current_tail(store, topic, number)
         if known.sequence >= row.sequence:
             return ()
-        if known.end_offset != base:
-            raise DamagedLog(
-                f"the log ends at {known.end_offset}, the commit begins at {base}",
-                partition=topic.partition(number),
-                offset=known.end_offset,
-                hint="Run `duramen recover` first",
-            )
+        check_continues(topic.partition(number), known, base)
         state = store.partition_state(topic, number)
         found: Iterator[Chunk | _Gap] = iter([_Gap(end - base, "its staged files are gone")])
         if plan is not None and state.producers:  # their state cannot be kept over a gap in the middle

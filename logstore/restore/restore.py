@@ -105,7 +105,7 @@ def plan_restore(
     if since_offsets is not None and not order.by_offset:
         raise InvalidConfig(
             f"since_offsets could miss records of topic {name}: {order} decides which record of a key is the latest, "
-            "and that may be an older one",
+            "which may be an older record",
             hint="Restore everything, without since_offsets",
         )
     latest = ends_beside_others(store, topic).visible(committed=True)

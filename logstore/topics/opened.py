@@ -19,6 +19,7 @@ from logstore.directory.state import PartitionState, SegmentEntry, read_state
 from logstore.directory.tails import PartitionTail, TopicTails, remove_old_tail
 from logstore.errors import (
     CorruptState,
+    DamagedLog,
     InvalidTopic,
     LockHeld,
 )
@@ -298,7 +299,16 @@ class OpenStore(OpenTopics):
         return sum(each.size_bytes for each in state.segments[:-1]) + (self.active_bytes(topic, number, state) or 0)
 
     def cut_unpublished(self, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
-        """Cut what was never published. Raises CorruptState when nothing says what was."""
+        """Cut what was never published. Raises CorruptState when nothing says what was, DamagedLog when some of it is
+        missing.
+        """
+        if log.log_end_offset < high_watermark:
+            raise DamagedLog(
+                f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
+                partition=log.partition,
+                offset=log.log_end_offset,
+                hint="`duramen recover` continues after the loss",
+            )
         if log.log_end_offset > high_watermark:
             if not self.fs.exists(self.layout.ends(topic.id)):
                 raise CorruptState(
