@@ -86,7 +86,7 @@ def partition_numbers(topic: Topic, partition: int | None) -> Sequence[int]:
     return range(topic.partitions) if partition is None else [topic.partition(partition).partition]
 
 
-def readable_topics(store: LogStore) -> list[Topic]:
+def readable_topics(store: ReadableStore) -> list[Topic]:
     from logstore.upkeep import strays
 
     return strays.readable_topics(store)[0]

@@ -31,7 +31,7 @@ def report(
     from duramen.console.report import report_html
     from duramen.console.view import View
 
-    with session.open() as store:
+    with session.open_any() as store:
         html = report_html(View(store, schemas=MessageSchemas(schema or ())), messages_each=messages)
     data = html.encode()
     if file == "-":

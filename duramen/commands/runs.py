@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from duramen.commands.compact import reasons_text
 from duramen.commands.options import OnlyTopics, Partition
 from duramen.moments import moment_ms
-from duramen.session import bad_usage, print_pairs, print_table, seconds_text, session, size_text, time_text
+from duramen.session import bad_usage, minutes_text, print_pairs, print_table, session, size_text, time_text
 from duramen.tables import Wrong
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def _print(documents: list[dict[str, Any]], count: int) -> None:
         ["started", "partition", "result", "before", "after", "removed", "run"],
         [
             [
-                _minute(each["started_ms"]),
+                minutes_text(each["started_ms"]),  # its seconds are in the receipt
                 f"{each['topic']}-{each['partition']}" if each["topic"] else "-",
                 _result(each["result"]),
                 _size(each["before_bytes"]),
@@ -145,11 +144,6 @@ def _print(documents: list[dict[str, Any]], count: int) -> None:
     )
     if count > len(documents):
         print(f"{count - len(documents)} older ones are not shown; --limit shows more")
-
-
-def _minute(time_ms: int | None) -> str:
-    """A moment in a list: its seconds are in the receipt."""
-    return re.sub(r":\d\dZ$", "Z", seconds_text(time_ms))
 
 
 def _result(result: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from dataclasses import dataclass
 from typing import Protocol
 
 from logstore.files import FileSystem
@@ -27,11 +28,23 @@ class StagedOutput(Protocol):
         """As if it had never been."""
 
 
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A place for staged files that tasks filled before anybody was there to commit them."""
+
+    plan_id: str
+    #: wall time before the first of the files had its name
+    since_ms: int
+
+
 class Outputs(Protocol):
     """Staged files of one batch, for its tasks. A small value that is pickled; nothing secret is in it."""
 
     def check(self) -> None:
         """Raises UnsuitableFileSystem where this process does not see what the driver sees."""
+
+    def of(self, plan_id: str) -> Outputs:
+        """Those of another batch in the same store."""
 
     def open(self, task: int) -> tuple[StagedOutput, int]:
         """A new one for a task, and the time that stands for rows without one, as all tasks agree on it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -157,6 +157,15 @@ class OpenStore(OpenTopics):
             else:
                 found += (stat.mtime_ms, stat.size_bytes)
         return tuple(found)
+
+    @contextlib.contextmanager
+    def snapshot(self, topic: Topic, number: int) -> Iterator[PartitionReader]:
+        """A reader whose files are open when it begins: deleting their names does not matter."""
+        reader = self.reader(topic, number)
+        try:
+            yield reader
+        finally:
+            reader.close()
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader:
         """A reader of the partition, for as long as the store is open; it blocks no writer.

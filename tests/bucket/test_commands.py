@@ -121,10 +121,6 @@ def test_a_command_that_needs_a_directory_says_so(duramen: Command) -> None:
         ("recover",),
         ("backup", "copy"),
         ("prove-erased", "orders", "k"),
-        ("console",),
-        ("report",),
-        ("top", "--once"),
-        ("transactions", "list"),
     ],
     ids=" ".join,
 )
