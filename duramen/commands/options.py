@@ -58,7 +58,7 @@ NowMs = Annotated[
         "--now-ms", metavar="TIME", parser=moment_ms, help="Decide as if it were this time.", show_default="now"
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Whatever the dirty ratio; min.compaction.lag.ms still holds.")]
+Force = Annotated[bool, typer.Option("--force", help="Ignore the dirty ratio; min.compaction.lag.ms still holds.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 

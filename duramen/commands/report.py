@@ -19,7 +19,7 @@ def report(
     ] = "duramen-report.html",
     messages: Annotated[
         int,
-        typer.Option("--messages", min=0, max=500, help="Include so many of the newest records of each partition."),
+        typer.Option("--messages", min=0, max=500, help="Include this many of the newest records of each partition."),
     ] = 0,
     schema: Schemas = None,
 ) -> None:

@@ -41,7 +41,7 @@ def list_(
     partition: Partition = None,
     result: Annotated[
         list[Result] | None,
-        typer.Option("--result", help="Only runs that ended so; may be given again.", show_default=False),
+        typer.Option("--result", help="Only runs with this result; may be given again.", show_default=False),
     ] = None,
     since: Annotated[
         int | None,
@@ -49,7 +49,7 @@ def list_(
             "--since", metavar="TIME", parser=moment_ms, help="Only runs that began since: -1d, …", show_default=False
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest.")] = 20,
 ) -> None:
     """List the runs, newest first. Of each partition the store keeps the newest receipts only."""
     if context.invoked_subcommand is not None:

@@ -55,11 +55,11 @@ _PASS_COLUMNS = ("pass", "step", "read", "of", "rate", "left", "who")
 
 def top(
     topic: OnlyTopics = None,
-    sort: Annotated[Sort, typer.Option("--sort", help="What comes first.")] = Sort.DUE,
+    sort: Annotated[Sort, typer.Option("--sort", help="Sort by this.")] = Sort.DUE,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Time between two looks.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Time between refreshes.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show once and exit.")] = False,
 ) -> None:
     """Show partitions, how dirty they are and when they are due, and every pass of compaction under way, by whatever
     process. Live on a terminal, until interrupted.

@@ -5,9 +5,10 @@ Nothing is locked and nothing is kept on disk. Any number of processes may have 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
@@ -21,6 +22,7 @@ from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
 from logstore.bucket.looking import look_at
 from logstore.bucket.manifests import Manifests
+from logstore.bucket.pins import Pins
 from logstore.bucket.producers import Producers
 from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
@@ -102,6 +104,7 @@ class BucketStore(StoreSettings, Reads):
         self.ledger = BucketLedger(self.objects, clock=clock, limits=limits)
         self.manifests = Manifests(self.objects, clock.now_ms, limits=limits)
         self.shelf = Shelf(BlockCache(self.objects), Plans(self.objects, limits), limits)
+        self.pins = Pins(self.objects, clock)
         self._take_settings({}, self.url)
         try:
             self._read_id()
@@ -139,7 +142,8 @@ class BucketStore(StoreSettings, Reads):
             self._read_id()
 
     def close(self) -> None:
-        """Nothing is held. Idempotent."""
+        """Give up the pin of reads that ended; nothing else is held. Idempotent."""
+        self.pins.close()
 
     def __enter__(self) -> Self:
         return self
@@ -285,6 +289,12 @@ class BucketStore(StoreSettings, Reads):
         """
         topic = self.topic(topic) if isinstance(topic, str) else topic
         return BucketReader(self.shelf, self.source(topic, number), check_exists=lambda: self.check_exists(topic))
+
+    @contextlib.contextmanager
+    def snapshot(self, topic: Topic, number: int) -> Iterator[BucketReader]:
+        """A reader of exactly the objects that are named now, under a pin."""
+        with self.pins.held():
+            yield self.reader(topic, number).frozen()
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""

@@ -6,6 +6,7 @@ Rows of the ledger do not say how large a batch is, and only those that this pro
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -47,14 +48,23 @@ class BucketTables:
             return known
         names = {topic.id: topic.name for topic in view.definitions.values()}
         kinds = (Kind.BATCH, Kind.EMPTY)
-        rows = [self._row(row, names.get(row.topic_id, "")) for row in view.rows if row.kind in kinds]
+        details = {
+            row.plan.key: entry.details
+            for entry in self._store.ledger.seen_entries()
+            for row in entry.rows
+            if row.plan is not None
+        }
+        rows = [
+            self._row(row, names.get(row.topic_id, ""), details.get(row.plan.key, {}) if row.plan else {})
+            for row in view.rows
+            if row.kind in kinds
+        ]
         table = pa.Table.from_pylist(rows, COMMITS).select(known.rows.column_names)
         # Rows of batches that were sealed long ago are pruned.
         complete = len(view.rows) == 0 or view.rows[0].sequence <= 1
         return Commits(view.version, table, complete).newest(most)
 
-    def _row(self, row: TopicRow, topic: str) -> dict[str, Any]:
-        told = self._store.ledger.told.get(row.plan.key, {}) if row.plan else {}
+    def _row(self, row: TopicRow, topic: str, told: Mapping[str, object]) -> dict[str, Any]:
         spans = zip(row.base_offsets, row.end_offsets, strict=True)
         return {
             # Ordered like the ledger's versions, which the summary does not keep.

@@ -151,7 +151,6 @@ def test_a_command_that_needs_a_directory_says_so(duramen: Command) -> None:
         ("recover",),
         ("backup", "copy"),
         ("prove-erased", "orders", "k"),
-        ("transactions", "list"),
     ],
     ids=" ".join,
 )
