@@ -97,7 +97,7 @@ class LogStore(OpenStore, Reads):
         own_flush, self._own_flush = self._own_flush, None
         try:
             if own_flush is not None:
-                own_flush.rest()
+                own_flush.flush_all()
         finally:
             self._committer = None
             super().close()

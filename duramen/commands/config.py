@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,7 +144,8 @@ def _source(document: dict[str, Any]) -> str:
 
 
 def _explain(document: dict[str, Any]) -> None:
-    print(document["doc"])
+    doc = document["doc"]
+    print(textwrap.fill(doc, shutil.get_terminal_size().columns) if sys.stdout.isatty() else doc)
     print()
     print_pairs(
         [

@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from logstore.bucket.commit_file import Entry, commit_rows
 from logstore.bucket.elapsed import Elapsed
-from logstore.bucket.freeing import check_age
+from logstore.bucket.freeing import GRACE_MS, check_age
 from logstore.bucket.inline_seal import seal_long_tails
 from logstore.bucket.judging import Attempt, Verdict, is_next_or_replay, is_settled, judge, plan_clock
 from logstore.bucket.keys import new_nonce, plan_key, staged_key
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _CONFLICTS_MAX = 60
 _UNKNOWN_MAX = 3
 _WAIT_S, _WAIT_S_MAX = 0.005, 1.0
+#: behind a lost answer: the ledger keeps a row for twice as long at least, so one that is not there was not committed
+_REMEMBERED_MS = GRACE_MS // 2
 
 
 class ObjectBatch:
@@ -193,6 +195,8 @@ class _Decision:
         self._ending = ending
         #: versions for which a commit was sent and not answered
         self._tried: list[int] = []
+        #: since the first of them
+        self._in_doubt: Elapsed | None = None
         #: plans of attempts, by their key; of an empty batch the key is empty
         self._plans: dict[str, Plan] = {}
         self._unknown = 0
@@ -228,7 +232,8 @@ class _Decision:
             view = self._ledger.refresh()
         except DuramenError:
             view = None
-        if view is not None and is_settled(view, self._tried) and self._found(view) is None:
+        is_remembered = self._in_doubt is None or self._in_doubt.ms() < _REMEMBERED_MS
+        if view is not None and is_remembered and is_settled(view, self._tried) and self._found(view) is None:
             return error
         return CommitUnknown(
             f"the batch may be committed, or be committed later: {error.what}",
@@ -249,15 +254,19 @@ class _Decision:
             return Committed(self._staging.plan_id, replayed=True)
         if verdict is Verdict.ENCODE_AGAIN:
             raise TopicChanged("a topic was altered while its batch was encoded", hint="The batch is encoded again")
+        if self._in_doubt is not None and self._in_doubt.ms() >= _REMEMBERED_MS:
+            raise CommitUnknown("an attempt was not answered, and the ledger may have forgotten it since")
         check_age(self._staging.elapsed.ms())
         rows = self._rows(view)
         plan = self._plans["" if rows[0].plan is None else rows[0].plan.key]
         sizes = {topic.topic_id: topic.bytes for topic in plan.topics}
         entry = Entry(rows, new_nonce(), details={**self._details, "bytes": sizes})
+        sent = Elapsed()
         try:
             self._ledger.commit(view, entry)
         except CommitUnknown:
             self._tried.append(view.version + 1)
+            self._in_doubt = self._in_doubt or sent
             raise
         return self._committed("" if rows[0].plan is None else rows[0].plan.key)
 

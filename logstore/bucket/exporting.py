@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logstore.bucket.pins import pinned
 from logstore.bucket.reader import Looked, PartitionSource, look
 from logstore.bucket.sealing import SealedLog
 from logstore.bucket.segment_object import fetch_segment
@@ -63,7 +62,7 @@ class ExportFromBucket:
     ) -> tuple[PartitionState, int, int]:
         """The partition's state, its high watermark, and the bytes that were copied. Raises DamageError."""
         source = self.store.source(topic, number)
-        with pinned(self.store.objects, self.store.clock):
+        with self.store.pins.held():
             for attempt in range(_TRIES_MAX):
                 looked = look(source)
                 try:

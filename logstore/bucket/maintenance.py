@@ -18,6 +18,7 @@ from logstore.bucket.manifest import Manifest
 from logstore.bucket.passes import PassRoom, compact_partition
 from logstore.bucket.retaining import retain_partition
 from logstore.bucket.rows import Kind
+from logstore.bucket.tables import BucketTables
 from logstore.compaction.failures import SetAside, last_failures
 from logstore.compaction.maintenance import STEPS, Context, Counted, Counts, Job, Prepared
 from logstore.compaction.planning import PartitionPlan
@@ -64,6 +65,9 @@ class BucketMaintenance:
     def free_bytes(self) -> int | None:
         return None
 
+    def total_bytes(self) -> int | None:
+        return None
+
     @property
     def fresh_s(self) -> float:
         return 60.0
@@ -99,6 +103,9 @@ class BucketMaintenance:
 
     def figures(self) -> BucketFigures:
         return BucketFigures(self._store, self)
+
+    def tables(self) -> BucketTables:
+        return BucketTables(self._store, self)
 
     def history_path(self, topic_id: str | None) -> str | None:
         return None
@@ -140,9 +147,9 @@ class BucketMaintenance:
     def prepare_retention(self, topic: Topic) -> None:
         """What is committed may go."""
 
-    def retain(self, topic: Topic, number: int, *, now_ms: int) -> Retention:
+    def retain(self, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False) -> Retention:
         environment, source = environment_of(self._store, self._worker()), self._store.source(topic, number)
-        return retain_partition(environment, source, topic.id, self._store.log_config(topic), now_ms)
+        return retain_partition(environment, source, topic.id, self._store.log_config(topic), now_ms, dry_run=dry_run)
 
     def publish(self) -> list[str]:
         return []

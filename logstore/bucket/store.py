@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
@@ -22,6 +22,7 @@ from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
 from logstore.bucket.looking import look_at
 from logstore.bucket.manifests import Manifests
+from logstore.bucket.pins import Pins
 from logstore.bucket.producers import Producers
 from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
@@ -107,6 +108,7 @@ class BucketStore(StoreSettings, Reads):
         self.ledger = BucketLedger(self.objects, clock=clock, limits=limits)
         self.manifests = Manifests(self.objects, clock.now_ms, limits=limits)
         self.shelf = Shelf(BlockCache(self.objects), Plans(self.objects, limits), limits)
+        self.pins = Pins(self.objects, clock)
         try:
             document, _ = self._read_id()
         except NotAStore:
@@ -175,7 +177,8 @@ class BucketStore(StoreSettings, Reads):
         raise CommitConflict("others altered the settings at the same time, again and again", hint="Try again")
 
     def close(self) -> None:
-        """Nothing is held. Idempotent."""
+        """Give up the pin of reads that ended; nothing else is held. Idempotent."""
+        self.pins.close()
 
     def __enter__(self) -> Self:
         return self
@@ -322,6 +325,12 @@ class BucketStore(StoreSettings, Reads):
         topic = self.topic(topic) if isinstance(topic, str) else topic
         return BucketReader(self.shelf, self.source(topic, number), check_exists=lambda: self.check_exists(topic))
 
+    @contextlib.contextmanager
+    def snapshot(self, topic: Topic, number: int) -> Iterator[BucketReader]:
+        """A reader of exactly the objects that are named now, under a pin."""
+        with self.pins.held():
+            yield self.reader(topic, number).frozen()
+
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
         return self.reader(topic, number).state()
@@ -338,6 +347,11 @@ class BucketStore(StoreSettings, Reads):
         plans = [self.shelf.plans.get(row.plan) for row in view.tail if row.plan is not None]
         tail = sum(piece.size_bytes for plan in plans for piece in plan.pieces(topic.id, number))
         return sum(segment.log_bytes for segment in view.segments) + tail
+
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes with each commit to the topic, as the ledger was last seen; not with seals and passes."""
+        newest = self.ledger.view.newest(topic.id)
+        return () if newest is None else (newest.sequence,)
 
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time, -1 when there is none."""

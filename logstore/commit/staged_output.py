@@ -18,7 +18,7 @@ class StagedOutput(Protocol):
     def write(self, data: bytes | memoryview) -> None:
         """The next bytes. They may change once this has returned."""
 
-    def hasten(self) -> None:
+    def start_writing(self) -> None:
         """More will come: what was written may be on its way already."""
 
     def finish(self) -> int | None:
@@ -59,15 +59,15 @@ class FileOutput:
         self._folder = folder
         fs.mkdir(folder)
         self._file = fs.open(os.path.join(folder, self.name), create=True, exclusive=True)
-        self._position = self._hastened = 0
+        self._position = self._begun = 0
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.pwrite(data, self._position)
         self._position += len(data)
 
-    def hasten(self) -> None:
-        self._file.start_writeback(self._hastened, self._position - self._hastened)
-        self._hastened = self._position
+    def start_writing(self) -> None:
+        self._file.start_writeback(self._begun, self._position - self._begun)
+        self._begun = self._position
 
     def finish(self) -> None:
         self._file.fsync()

@@ -85,6 +85,10 @@ class Store(ReadableStore, Protocol):
     def log_bytes(self, topic: Topic, number: int) -> int:
         """Size of the partition's batches."""
 
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes whenever the topic's ends or its settings do, as far as a cheap look tells. For caches that also
+        expire."""
+
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time, -1 when there is none."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -157,6 +157,15 @@ class OpenStore(OpenTopics):
             else:
                 found += (stat.mtime_ms, stat.size_bytes)
         return tuple(found)
+
+    @contextlib.contextmanager
+    def snapshot(self, topic: Topic, number: int) -> Iterator[PartitionReader]:
+        """A reader whose files are open when it begins: deleting their names does not matter."""
+        reader = self.reader(topic, number)
+        try:
+            yield reader
+        finally:
+            reader.close()
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader:
         """A reader of the partition, for as long as the store is open; it blocks no writer.
@@ -331,13 +340,13 @@ class OpenStore(OpenTopics):
             or topic_id in self.marks.ids()
             or any(
                 self.topic_id_at(self.layout.partition(partition)) == topic_id
-                for partition in self.partitions_at_hand(None)
+                for partition in self.existing_partitions(None)
             )
         )
 
     # --- sweeping ------------------------------------------------------------------------------------------------
 
-    def partitions_at_hand(self, topic: Topic | None) -> list[TopicPartition]:
+    def existing_partitions(self, topic: Topic | None) -> list[TopicPartition]:
         """Partitions that have a directory: of the topic, or all when the topic is not known."""
         names = self.fs.listdir(self.layout.logs)
         if topic is not None:
