@@ -102,6 +102,16 @@ class LogStore(OpenStore, Reads):
             self._committer = None
             super().close()
 
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Raises InvalidConfig: they are in a file, with the comments of whoever wrote it."""
+        raise InvalidConfig(
+            "the settings of a store in a directory are in a file",
+            file=self.layout.settings,
+            hint="Edit that file; `duramen config --template` prints one with every default",
+        )
+
     # --- topics --------------------------------------------------------------------------------------------------
 
     def create_topic(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.collecting import Collector
-from logstore.bucket.keys import STORE
 from logstore.bucket.maintaining import MaintenanceRules, Step, environment_of, maintain
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.passes import PassRoom, compact_partition
@@ -24,7 +23,7 @@ from logstore.compaction.failures import SetAside, last_failures
 from logstore.compaction.maintenance import STEPS, Context, Counted, Counts, Job, Prepared
 from logstore.compaction.planning import PartitionPlan
 from logstore.compaction.receipts import Run
-from logstore.errors import ObjectMissing
+from logstore.errors import NotAStore
 from logstore.ledger.rows import DONE, FAILED, RunRow
 from logstore.partition.retention import Retention
 from logstore.topics.registry import Topic
@@ -48,7 +47,7 @@ class BucketMaintenance:
     def __init__(self, store: BucketStore) -> None:
         self._store = store
         self._collector: tuple[float, Collector] | None = None
-        self._identity: bytes | None = None
+        self._identity: str | None = None
         self._looked_s = -_SAME_S
         self._manifests: tuple[float, list[tuple[Topic, int, Manifest]]] = (-_TOGETHER_S, [])
 
@@ -129,12 +128,12 @@ class BucketMaintenance:
         if time.monotonic() - self._looked_s < _SAME_S:
             return True
         try:
-            data, _ = self._store.objects.get(STORE)
-        except ObjectMissing:
+            found = self._store.store_id
+        except NotAStore:
             return False
         self._looked_s = time.monotonic()
-        self._identity = self._identity or data
-        return data == self._identity
+        self._identity = self._identity or found
+        return found == self._identity
 
     # --- a run ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logstore.bucket import definitions
 from logstore.bucket.arriving import BucketArrivals, bucket_arrivals
@@ -29,13 +29,16 @@ from logstore.bucket.rows import Kind, LedgerView, TopicRow
 from logstore.bucket.sealing import MaintenanceEnvironment, SealRules
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import resolve_broker
 from logstore.directory.ends import TopicEnds
 from logstore.directory.few_files import FewFiles
 from logstore.directory.sealed import seal, unseal
 from logstore.directory.state import PartitionState
 from logstore.errors import (
+    CommitConflict,
     CorruptState,
     NotAStore,
+    ObjectChanged,
     ObjectExists,
     ObjectMissing,
     TopicExists,
@@ -43,7 +46,7 @@ from logstore.errors import (
 )
 from logstore.files import OS_FILES
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.objects.objects import Objects
+from logstore.objects.objects import Objects, Version
 from logstore.objects.opening import MEMORY, open_objects, open_raw
 from logstore.objects.probe import probe_objects
 from logstore.objects.retrying import RetryingObjects
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from logstore.records.record import Record
 
 FORMAT = 1
+_SETTINGS_TRIES_MAX = 20
 
 #: where the probe has held, by URL; once a process
 _probed: set[str] = set()
@@ -105,13 +109,13 @@ class BucketStore(StoreSettings, Reads):
         self.manifests = Manifests(self.objects, clock.now_ms, limits=limits)
         self.shelf = Shelf(BlockCache(self.objects), Plans(self.objects, limits), limits)
         self.pins = Pins(self.objects, clock)
-        self._take_settings({}, self.url)
         try:
-            self._read_id()
+            document, _ = self._read_id()
         except NotAStore:
             if not create:
                 raise
-            self._make()
+            document = self._make()
+        self._take_settings(document["settings"], f"{self.url}/{STORE}")
         self.ledger.refresh()
 
     @property
@@ -119,27 +123,58 @@ class BucketStore(StoreSettings, Reads):
         """Requests that this process made so far, by kind; each attempt counts."""
         return self.objects.requests if isinstance(self.objects, RetryingObjects) else Counter()
 
-    def _read_id(self) -> None:
+    def _read_id(self) -> tuple[dict[str, Any], Version]:
+        """What the store says of itself, its settings included."""
         try:
-            data, _ = self.objects.get(STORE)
+            data, version = self.objects.get(STORE)
         except ObjectMissing:
             raise NotAStore(
                 f"{self.url} is not a store: it has no {STORE}",
                 hint="Look at the URL, or create the store there (create=True; `duramen topics create`)",
             ) from None
+        file = f"{self.url}/{STORE}"
         try:
-            unseal(data, version=FORMAT, file=f"{self.url}/{STORE}")
+            document = unseal(data, version=FORMAT, file=file)
         except CorruptState as error:
-            raise NotAStore(f"{self.url} is not a store: {error.what}", file=f"{self.url}/{STORE}") from error
+            raise NotAStore(f"{self.url} is not a store: {error.what}", file=file) from error
+        if not isinstance(document.setdefault("settings", {}), dict):
+            raise NotAStore(f"{self.url} is not a store: its settings are no object", file=file)
+        return document, version
 
-    def _make(self) -> None:
+    def _make(self) -> dict[str, Any]:
         self.check_writable()
         self.ledger.make()
         data = seal({"store_id": new_nonce(), "made_ms": self.clock.now_ms()}, version=FORMAT)
-        try:
+        with contextlib.suppress(ObjectExists):
             self.objects.create(STORE, data)  # last: a store that has it has a ledger
-        except ObjectExists:
-            self._read_id()
+        return self._read_id()[0]
+
+    @property
+    def store_id(self) -> str:
+        """What makes it this store, whatever lies at its URL one day. One request. Raises NotAStore."""
+        return str(self._read_id()[0].get("store_id"))
+
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Set and unset settings of the store as a whole, under their broker names. Who has it open goes on with those
+        it was opened with. Raises UnknownConfig, InvalidConfig.
+        """
+        self.check_writable()
+        unset = list(unset)
+        for _ in range(_SETTINGS_TRIES_MAX):
+            document, version = self._read_id()
+            known = {name: value for name, value in document["settings"].items() if name not in unset}
+            wanted = known | {name: str(value) for name, value in settings.items()}
+            resolve_broker(wanted, store_file=f"{self.url}/{STORE}")
+            if dry_run:
+                return
+            document |= {"settings": wanted, "nonce": new_nonce()}
+            with contextlib.suppress(ObjectChanged):
+                self.objects.replace(STORE, seal(document, version=FORMAT), version)
+                self._take_settings(wanted, f"{self.url}/{STORE}")
+                return
+        raise CommitConflict("others altered the settings at the same time, again and again", hint="Try again")
 
     def close(self) -> None:
         """Give up the pin of reads that ended; nothing else is held. Idempotent."""

@@ -34,6 +34,13 @@ class Store(ReadableStore, Protocol):
     def check_writable(self) -> None:
         """For those who would notice only after much work. Raises ReadOnlyStore, UnsuitableObjectStore."""
 
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Set and unset settings of the store as a whole, under their broker names. Raises UnknownConfig,
+        InvalidConfig, also where they are in a file that people edit.
+        """
+
     def commits(self) -> Commits[Any]:
         """The commit path."""
 
