@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _SETTINGS_TRIES_MAX = 20
+_LOOKS_AT_ONCE = 16
 
 #: where the probe has held, by URL; once a process
 _probed: set[str] = set()
@@ -115,6 +116,8 @@ class BucketStore(StoreSettings, Reads):
             if not create:
                 raise
             document = self._make()
+        #: what it said of itself, its settings included
+        self._opened_as = document
         self._take_settings(document["settings"], f"{self.url}/{STORE}")
         self.ledger.refresh()
 
@@ -176,9 +179,20 @@ class BucketStore(StoreSettings, Reads):
                 return
         raise CommitConflict("others altered the settings at the same time, again and again", hint="Try again")
 
+    def is_unchanged(self) -> bool:
+        """Whether it is the store that was opened, with the settings of then; if so, it is looked at anew."""
+        try:
+            if self._read_id()[0] != self._opened_as:
+                return False
+        except NotAStore:
+            return False
+        self.ledger.refresh()
+        return True
+
     def close(self) -> None:
-        """Give up the pin of reads that ended; nothing else is held. Idempotent."""
+        """Give up the pin of reads that ended, and what was fetched. Idempotent; the store can still be used."""
         self.pins.close()
+        self.shelf.cache.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -305,8 +319,11 @@ class BucketStore(StoreSettings, Reads):
 
     # --- partitions -------------------------------------------------------------------------------------------------
 
-    def source(self, topic: Topic, number: int) -> PartitionSource:
-        """How to look at a partition. Raises UnknownTopic."""
+    def source(self, topic: Topic, number: int, *, end_offset: int = 0) -> PartitionSource:
+        """How to look at a partition; with an `end_offset` it may be as it was when that was seen.
+
+        Raises UnknownTopic.
+        """
 
         def rows() -> Sequence[TopicRow]:
             view = self.ledger.refresh()
@@ -315,15 +332,18 @@ class BucketStore(StoreSettings, Reads):
 
         partition = topic.partition(number)
         directory = f"{self.url}/{topic.id}/{number}"
-        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows)
+        known = self.ledger.view.topic(topic.id) if end_offset else ()
+        if not known or known[-1].kind is Kind.ENDED or known[-1].end_offsets[number : number + 1] < (end_offset,):
+            known = ()
+        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows, known)
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> BucketReader:
-        """A reader of the partition; one a thread. `end_offset` was seen already, so the ledger has it.
+        """A reader of the partition; one a thread. With an `end_offset`, which was seen, it may see nothing newer.
 
         >>> for record in store.reader("orders", 0).records(0): ...
         """
         topic = self.topic(topic) if isinstance(topic, str) else topic
-        return BucketReader(self.shelf, self.source(topic, number), check_exists=lambda: self.check_exists(topic))
+        return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
 
     @contextlib.contextmanager
     def snapshot(self, topic: Topic, number: int) -> Iterator[BucketReader]:
@@ -334,6 +354,14 @@ class BucketStore(StoreSettings, Reads):
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
         return self.reader(topic, number).state()
+
+    def partition_states(self, topic: Topic) -> list[PartitionState]:
+        """The same of all partitions, some at once. Raises UnknownTopic, LedgerError."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        ends = self.ends(topic).high_watermarks
+        with ThreadPoolExecutor(min(_LOOKS_AT_ONCE, topic.partitions)) as pool:
+            return list(pool.map(lambda n: self.reader(topic, n, end_offset=ends[n]).state(), range(topic.partitions)))
 
     def look(self, topic: Topic, number: int) -> PartitionLook:
         """The partition as planning sees it. Raises UnknownTopic, LedgerError."""
