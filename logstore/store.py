@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import SYSTEM_CLOCK, Clock
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from logstore.partition.log import PartitionLog
     from logstore.records.record import Record
     from logstore.restore.follow import Followed
-    from logstore.topics.moving import Arrivals
+    from logstore.topics.moving import Arrivals, Departures, Take
 
 
 def open_store(
@@ -149,6 +150,18 @@ class LogStore(OpenStore):
         from logstore.transfer.directory_arrivals import directory_arrivals
 
         return directory_arrivals(self)
+
+    def departures(self, topics: Sequence[Topic], *, what: str) -> contextlib.AbstractContextManager[Departures]:
+        """For topics that are copied elsewhere; see `moving.Departures`."""
+        from logstore.transfer.directory_departures import directory_departures
+
+        return directory_departures(self, topics, what=what)
+
+    def exports(self, topics: Sequence[Topic]) -> contextlib.AbstractContextManager[Take]:
+        """How an export gets at partitions: each by itself, as of when it is taken."""
+        from logstore.transfer.kafka_export import take_from_directory
+
+        return contextlib.nullcontext(partial(take_from_directory, self))
 
     # --- records -------------------------------------------------------------------------------------------------
 

@@ -330,6 +330,11 @@ class SealedLog:
     def active(self) -> LogSegment:
         return self._active
 
+    @property
+    def bases(self) -> list[int]:
+        """Of all segments, the active one included."""
+        return [*(each.base_offset for each in self._finished), self._active.base_offset]
+
     def begin(self, commit: TailCommit) -> None:
         """Go by the commit's settings and clock, as if the segment were opened for it. Raises DamagedLog."""
         if commit.base_offset != self.end_offset:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from logstore.bucket import definitions
 from logstore.bucket.arriving import BucketArrivals, bucket_arrivals
 from logstore.bucket.committing import BucketCommitter
+from logstore.bucket.departing import BucketDepartures, bucket_departures
 from logstore.bucket.files import BlockCache
 from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
@@ -37,7 +38,7 @@ from logstore.errors import (
     TopicExists,
     UnknownTopic,
 )
-from logstore.files import OS_FILES
+from logstore.files import OS_FILES, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.objects import Objects
 from logstore.objects.opening import MEMORY, open_objects, open_raw
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from logstore.commit.transactions import OpenTransaction
     from logstore.records.record import Record
     from logstore.restore.follow import Followed
+    from logstore.topics.moving import Take
 
 FORMAT = 1
 
@@ -236,6 +238,21 @@ class BucketStore(StoreSettings):
     def arrivals(self) -> AbstractContextManager[BucketArrivals]:
         """For topics that come in from elsewhere; see `moving.Arrivals`."""
         return bucket_arrivals(self)
+
+    def departures(self, topics: Sequence[Topic], *, what: str) -> AbstractContextManager[BucketDepartures]:
+        """For topics that are copied elsewhere; see `moving.Departures`."""
+        return bucket_departures(self, topics, what=what)
+
+    @contextmanager
+    def exports(self, topics: Sequence[Topic]) -> Iterator[Take]:
+        """How an export gets at partitions: all as of one moment."""
+        with self.departures(topics, what="export") as leaving:
+            yield leaving.take
+
+    @property
+    def fs(self) -> FileSystem:
+        """Of folders on this machine, for what is on its way in or out."""
+        return OS_FILES
 
     def log_environment(self) -> LogEnvironment:
         """For a log in a local folder, on its way in or out."""
