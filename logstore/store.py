@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.directory.origin import Origin, read_origin
 from logstore.errors import InvalidConfig, TopicExists
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.opening import is_url
@@ -136,6 +137,10 @@ class LogStore(OpenStore):
     def project_checkpoints(self) -> None:
         """Bring Kafka's four checkpoint files up to date with the state; for tools, nothing of ours reads them."""
         checkpoints.project_checkpoints(self)
+
+    def origin(self) -> Origin | None:
+        """Of what the store is a copy, and since when it is written to; None: it is none. Raises CorruptState."""
+        return read_origin(self.fs, self.layout)
 
     def check_free(self, topic: Topic) -> None:
         """Whether a topic could come in under its name. Raises TopicExists, StrayDirectory."""

@@ -9,12 +9,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from logstore.bucket import definitions
 from logstore.bucket.arriving import BucketArrivals, bucket_arrivals
+from logstore.bucket.commit_file import commit_key, decode_commit
 from logstore.bucket.committing import BucketCommitter
 from logstore.bucket.departing import BucketDepartures, bucket_departures
 from logstore.bucket.files import BlockCache
@@ -28,9 +30,11 @@ from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.directory.ends import TopicEnds
 from logstore.directory.few_files import FewFiles
-from logstore.directory.sealed import seal, unseal
+from logstore.directory.origin import Origin
+from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.directory.state import PartitionState
 from logstore.errors import (
+    BackupRefused,
     CorruptState,
     NotAStore,
     ObjectExists,
@@ -82,8 +86,10 @@ class BucketStore(StoreSettings):
         objects: Objects | None = None,
         clock: Clock = SYSTEM_CLOCK,
         limits: Limits = DEFAULT_LIMITS,
+        is_draft: bool = False,
     ) -> None:
         """Open the store at `url`; with `create`, make it where there is none. `objects` stand for the URL in tests.
+        One that `is_draft` is no store before `publish`.
 
         Raises NotAStore, StoreVersionError, UnknownBucket, AccessDenied, InvalidConfig, PackageMissing,
         UnsuitableObjectStore, ObjectStoreUnavailable.
@@ -94,10 +100,14 @@ class BucketStore(StoreSettings):
         self._options = dict(storage_options or {})
         self.objects: Objects = objects or open_objects(self.url, self._options)
         self._may_probe = objects is None
+        #: of what the store is a copy, and the version of the ledger it began with
+        self._origin: tuple[Origin, int] | None = None
         self.ledger = BucketLedger(self.objects, clock=clock, limits=limits)
         self.manifests = Manifests(self.objects, clock.now_ms, limits=limits)
         self.shelf = Shelf(BlockCache(self.objects), Plans(self.objects, limits), limits)
         self._take_settings({}, self.url)
+        if is_draft:
+            return
         try:
             self._read_id()
         except NotAStore:
@@ -120,18 +130,50 @@ class BucketStore(StoreSettings):
                 hint="Look at the URL, or create the store there (create=True; `duramen topics create`)",
             ) from None
         try:
-            unseal(data, version=FORMAT, file=f"{self.url}/{STORE}")
+            document = unseal(data, version=FORMAT, file=f"{self.url}/{STORE}")
+            if "copy_of" in document:
+                taken_ms, version = (whole_number(document, name, file=STORE) for name in ("taken_ms", "taken_version"))
+                self._origin = Origin(str(document["copy_of"]), taken_ms), version
         except CorruptState as error:
-            raise NotAStore(f"{self.url} is not a store: {error.what}", file=f"{self.url}/{STORE}") from error
+            raise NotAStore(f"{self.url} is not a store: {error}", file=f"{self.url}/{STORE}") from error
 
     def _make(self) -> None:
         self.check_writable()
         self.ledger.make()
-        data = seal({"store_id": new_nonce(), "made_ms": self.clock.now_ms()}, version=FORMAT)
         try:
-            self.objects.create(STORE, data)  # last: a store that has it has a ledger
+            self._create_id({})
         except ObjectExists:
             self._read_id()
+
+    def _create_id(self, more: Mapping[str, object]) -> None:
+        """Last: a store that has it has a ledger. Raises ObjectExists."""
+        document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms(), **more}
+        self.objects.create(STORE, seal(document, version=FORMAT))
+
+    def publish(self, origin: Origin, version: int) -> None:
+        """Make a draft the store that it is a copy of, as of that version of its ledger. Raises BackupRefused."""
+        try:
+            self._create_id({"copy_of": origin.source, "taken_ms": origin.taken_ms, "taken_version": version})
+        except ObjectExists as error:
+            raise BackupRefused("somebody made a store there meanwhile", file=f"{self.url}/{STORE}") from error
+
+    def origin(self) -> Origin | None:
+        """Of what the store is a copy, and since when it is written to; None: it is none."""
+        if self._origin is None:
+            return None
+        origin, version = self._origin
+        if self.ledger.refresh().version == version:
+            return origin
+        return replace(origin, restored_ms=self._first_after(version))
+
+    def _first_after(self, version: int) -> int:
+        """When the commit behind a version was made; of one that was cleaned up, the oldest that is known."""
+        try:
+            entry = decode_commit(self.objects.get(commit_key(version + 1))[0], version + 1, limits=self.limits)
+            rows = entry.rows
+        except ObjectMissing:
+            rows = self.ledger.view.rows
+        return min((row.clock_ms for row in rows), default=0)
 
     def close(self) -> None:
         """Nothing is held. Idempotent."""

@@ -11,6 +11,7 @@ from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed
 from logstore.commit.driver import Commits
 from logstore.config import Resolved
+from logstore.directory.origin import Origin
 from logstore.files import FileSystem
 from logstore.partition.environment import LogEnvironment
 from logstore.records.record import Record
@@ -72,6 +73,7 @@ class Store(ReadableStore, Protocol):
     def fs(self) -> FileSystem:
         """Of folders on this machine."""
 
+    def origin(self) -> Origin | None: ...
     def exports(self, topics: Sequence[Topic]) -> AbstractContextManager[Take]: ...
     def departures(self, topics: Sequence[Topic], *, what: str) -> AbstractContextManager[Departures]: ...
 
