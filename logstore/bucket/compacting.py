@@ -17,10 +17,10 @@ from logstore.bucket.freeing import check_age
 from logstore.bucket.keys import new_nonce, segment_key
 from logstore.bucket.manifest import Manifest, Segment
 from logstore.bucket.producers import Producers
-from logstore.bucket.reader import Looked, PartitionSource, look
+from logstore.bucket.reader import Looked, PartitionSource, aborted_by, look
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
-from logstore.bucket.segment_object import LocalSegment, fetch_segment, put_segment
+from logstore.bucket.segment_object import LocalSegment, fetch_segment, part_spans, put_segment
 from logstore.cleaner.cleaner import plan_pass, run_pass
 from logstore.cleaner.eligibility import Cleanable, CleanerFacts, Looks, SegmentAge, cleanable
 from logstore.cleaner.engine import Engine, LocalEngine
@@ -29,11 +29,12 @@ from logstore.cleaner.work import Cleaned, LogToClean, PassReport
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.errors import DiskFull, SegmentsChanged, is_disk_full
-from logstore.files import FileSystem
+from logstore.files import FileSystem, replace_file
 from logstore.records.header import BatchHeader, read_header
 from logstore.records.offset_map import MapSettings
 from logstore.records.table import CODEC_MASK
 from logstore.segment.names import FileKind, file_name
+from logstore.segment.txn_index import encode_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ def _pass(
         for segment in looked.view.segments:
             if segment.base_offset < found.first_uncleanable_offset:
                 fetch_segment(environment.objects, segment, environment.fs, directory)
+        _write_aborted(environment, source, looked, found, directory)
         report, state = _clean(environment, source, looked, found, rules, directory)
         groups = _groups(environment, topic_id, source.number, report, looked.view.segments, directory)
     outputs = [output for group in groups for output in group.outputs]
@@ -185,6 +187,25 @@ def _pass(
     )
     assert after is not None
     return CompactedPartition(report, after, sum(output.log_bytes for output in outputs))
+
+
+def _write_aborted(
+    environment: MaintenanceEnvironment, source: PartitionSource, looked: Looked, found: Cleanable, directory: str
+) -> None:
+    """Segments that are not cleaned are there by name only, with their transaction indexes: these tell which of the
+    records in front of them were aborted. So do markers in the tail.
+    """
+    if not looked.state().transactions:
+        return
+    ended = [aborted for row in looked.view.tail for aborted in aborted_by(row, source.number)]
+    beside = {looked.view.sealed_offset: b"".join(map(encode_entry, ended))}
+    for segment in looked.view.segments:
+        if segment.base_offset >= found.first_uncleanable_offset:
+            spans = [part_spans(segment)[FileKind.TXN_INDEX]]
+            beside[segment.base_offset] = bytes(environment.objects.ranges(segment.key, spans)[0])
+    for base, entries in beside.items():
+        for kind, data in ((FileKind.LOG, b""), (FileKind.TXN_INDEX, entries)):
+            replace_file(environment.fs, os.path.join(directory, file_name(base, kind)), data, durable=False)
 
 
 def _clean(

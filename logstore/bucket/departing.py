@@ -147,7 +147,7 @@ def _take(
             copied += piece.size_bytes
             progress(piece.size_bytes)
         for aborted in aborted_by(row, source.number):
-            log.active.txn_index.append(aborted)
+            log.note_aborted(aborted)
     log.close()
     state = looked.state()
     listed = (*state.segments[:-1], *(SegmentEntry(base, 0, -1) for base in log.bases))

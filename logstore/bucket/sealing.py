@@ -47,6 +47,7 @@ from logstore.partition.roll import RollReason, jitter_ms
 from logstore.segment.batches import Chunk
 from logstore.segment.segment import LogSegment
 from logstore.segment.segment_reader import SegmentSettings
+from logstore.segment.txn_index import AbortedTransaction
 from logstore.topic import TopicPartition
 
 MINUTE_MS = 60_000
@@ -182,7 +183,7 @@ def _seal(
             commit = _commit(environment, row, looked.manifest, source.number)
             lost += _replay(environment, source, log, commit, producers if row.transactions else None)
             for aborted in aborted_by(row, source.number):
-                log.active.txn_index.append(aborted)
+                log.note_aborted(aborted)
         segments = tuple(
             put_segment(environment.objects, LocalSegment(environment.fs, directory, entry.base_offset), entry)
             for entry in log.finish(topic_id, source.number)
@@ -313,8 +314,8 @@ class SealedLog:
         self.end_offset = base_offset
         self.leader_epoch = 0
         self.now_ms = 0
-        #: offsets of the active segment whose records are lost
-        self._lost = 0
+        #: offsets of the active segment that have no record: damage took it, or they are a marker's
+        self._without = 0
         self._finished: list[_Finished] = []
         self._active = self._segment(base_offset)
 
@@ -372,8 +373,13 @@ class SealedLog:
 
     def go_on_at(self, offset: int) -> None:
         """Leave out what is lost."""
-        self._lost += offset - self.end_offset
+        self._without += offset - self.end_offset
         self.end_offset = offset
+
+    def note_aborted(self, aborted: AbortedTransaction) -> None:
+        """What was just placed is the marker of this one."""
+        self._active.txn_index.append(aborted)
+        self._without += 1
 
     def roll(self, reason: RollReason | None = None) -> None:
         """Close the active segment and begin one at the end."""
@@ -387,11 +393,11 @@ class SealedLog:
         active = self._active
         active.seal()
         active.close(clean=False)
-        records = self.end_offset - active.base_offset - self._lost
+        records = self.end_offset - active.base_offset - self._without
         self._finished.append(
             _Finished(active.base_offset, self.end_offset, active.largest.timestamp_ms, self.now_ms, records)
         )
-        self._lost = 0
+        self._without = 0
 
     def close(self) -> None:
         """Close the active segment's files; it stays the active one."""

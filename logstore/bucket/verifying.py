@@ -111,7 +111,7 @@ def _verify_segment(store: BucketStore, cache: BlockCache, source: PartitionSour
     """Returns its records. Raises FileNotFoundError, CorruptBatch, CorruptIndex, ObjectTruncated."""
     files = SegmentFiles(cache, source.directory, [entry])
     segment = LogSegment(files, source.directory, entry.base_offset, limits=store.limits)
-    records, largest_ms = content_of(segment, OrderCheck(entry.base_offset, entry.next_offset))
+    records, largest_ms = content_of(segment, store.limits, OrderCheck(entry.base_offset, entry.next_offset))
     if records != entry.records:
         raise CorruptBatch(f"{records} records, where the manifest says {entry.records}", file=entry.key)
     if largest_ms != entry.largest_timestamp_ms:
