@@ -31,6 +31,7 @@ PARTS = {
     "source": "bench.spark_source",
     "restore": "bench.spark_restore",
     "latency": "bench.spark_latency",
+    "bucket": "bench.spark_bucket",
 }
 RESULTS = Path(__file__).resolve().parent.parent / "build" / "bench"
 

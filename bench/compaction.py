@@ -39,7 +39,7 @@ SEGMENT_BYTES = 128 << 20
 BUFFER_BYTES = 128 << 20
 NOW_MS = 1_700_000_000_000
 ROWS = 500_000
-CONFIG = {"segment.bytes": SEGMENT_BYTES, "cleanup.policy": "compact"}
+CONFIG: dict[str, str | int] = {"segment.bytes": SEGMENT_BYTES, "cleanup.policy": "compact"}
 OURS = LogConfig(segment_bytes=SEGMENT_BYTES, cleanup_policy=frozenset({"compact"}))
 MEMORY_ABOVE_BYTES = 128 << 20
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import machine
 from bench.result import Result, median, rate
-from streaming.transfer import not_adding_up, width_of
+from streaming.transfer import bounded_by_rows, width_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CONNECTOR = ROOT / "build" / "connector"
@@ -123,7 +123,7 @@ def consume_like_the_sink(df: Any) -> None:
     """The same, and without Spark adding up the bytes: what a sink in Python cannot be faster than."""
     width = width_of(df)
     assert width is not None
-    with not_adding_up(df.sparkSession, width):
+    with bounded_by_rows(df.sparkSession, width):
         consume(width.clipped(df))
 
 

@@ -40,7 +40,7 @@ def run(folder: Path, *, quick: bool) -> Iterator[Result]:
 
         def staged() -> None:
             left.append(Staging(committer.store))
-            files = sink._encode(rows, committer, left[-1], sink._targets(committer, rows))
+            files = sink._encode(rows, left[-1], sink._targets(sink._opened().store, rows))
             if sum(file.records for file in files) != count:
                 raise AssertionError("the staged files lack rows")
 

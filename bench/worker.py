@@ -53,7 +53,7 @@ restore = first("restore", "logstore.restore.restore", "logstore.store.restore")
 
 ROWS, KEYS, BATCHES, SMALL = 1_000_000, 300_000, 10, 20
 SPARK_ROWS = 2_000_000
-COMPACTED = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
+COMPACTED: dict[str, Any] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
 
 
 def table(seed: int, rows: int) -> pa.Table:
@@ -186,7 +186,7 @@ class Work:
         from streaming.restore import restore_state
 
         clock = Clock()
-        state = restore_state(self.spark(), store=str(self.filled()), topic="rows")
+        state: Any = restore_state(self.spark(), store=str(self.filled()), topic="rows")
         getattr(state, "df", state).write.format("noop").mode("overwrite").save()
         return clock.took()
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from logstore.compaction.maintenance import MaintainedStore
 from logstore.compaction.planning import PartitionPlan
 from logstore.directory.sealed import read_sealed, write_sealed
 from logstore.errors import DuramenError
 from logstore.files import OS_FILES
-from logstore.store import LogStore
 
 _VERSION = 1
 _PREFIX = "activity."
@@ -98,10 +98,11 @@ class _Pass:
 class Activity:
     """The file of this process. `jobs` returns what the daemon's jobs are doing."""
 
-    def __init__(self, store: LogStore, *, jobs: Jobs | None = None) -> None:
+    def __init__(self, store: MaintainedStore, *, jobs: Jobs | None = None) -> None:
         self._store = store
         self._jobs = jobs
-        self._path = os.path.join(store.layout.locks, _PREFIX + uuid.uuid4().hex)
+        folder = store.maintenance().activity_folder
+        self._path = None if folder is None else os.path.join(folder, _PREFIX + uuid.uuid4().hex)
         self._lock = threading.Lock()
         self._passes: dict[str, _Pass] = {}
         self._written = False
@@ -110,14 +111,14 @@ class Activity:
 
     def start(self) -> None:
         """Start writing the file; nothing is written while there is no pass and no job."""
-        if self._thread is None and not self._store.is_read_only:
+        if self._thread is None and self._path is not None and not self._store.is_read_only:
             self._thread = threading.Thread(target=self._run, name="duramen-activity", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
         thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and self._path is not None:
             thread.join(5)
             with contextlib.suppress(OSError):
                 OS_FILES.unlink(self._path)
@@ -156,7 +157,7 @@ class Activity:
         with self._lock:
             passes = [each.as_dict() for each in self._passes.values()]
         jobs = None if self._jobs is None else self._jobs()
-        if not passes and jobs is None and not self._written:
+        if self._path is None or (not passes and jobs is None and not self._written):
             return
         document = {
             "host": socket.gethostname(),
@@ -169,7 +170,7 @@ class Activity:
         self._written = bool(passes)
 
 
-def read_activities(store: LogStore, *, now_ms: int) -> list[dict[str, Any]]:
+def read_activities(store: MaintainedStore, *, now_ms: int) -> list[dict[str, Any]]:
     """What processes say they are doing, as of the last seconds. Reads only."""
     found = []
     for path in _files(store):
@@ -195,7 +196,7 @@ def _has_ended(document: dict[str, Any]) -> bool:
     return False
 
 
-def remove_stale(store: LogStore) -> None:
+def remove_stale(store: MaintainedStore) -> None:
     """Remove the files of killed processes."""
     now_ms = store.clock.now_ms()
     for path in _files(store):
@@ -204,10 +205,13 @@ def remove_stale(store: LogStore) -> None:
                 OS_FILES.unlink(path)
 
 
-def _files(store: LogStore) -> Iterator[str]:
+def _files(store: MaintainedStore) -> Iterator[str]:
+    folder = store.maintenance().activity_folder
+    if folder is None:
+        return
     try:
-        names: Sequence[str] = OS_FILES.listdir(store.layout.locks)
+        names: Sequence[str] = OS_FILES.listdir(folder)
     except OSError:
         return
     for name in [each for each in names if each.startswith(_PREFIX)][:_FILES_MAX]:
-        yield os.path.join(store.layout.locks, name)
+        yield os.path.join(folder, name)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from logstore.compaction.planning import compacted_partitions
-from logstore.store import LogStore
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 
@@ -26,11 +26,11 @@ class Choice:
     def names(self) -> list[str] | None:
         return None if self.topics is None else list(self.topics)
 
-    def topics_of(self, store: LogStore) -> list[Topic]:
+    def topics_of(self, store: ReadableStore) -> list[Topic]:
         """Raises UnknownTopic."""
         return store.topics() if self.topics is None else [store.topic(name) for name in self.topics]
 
-    def compacted(self, store: LogStore) -> list[tuple[Topic, int]]:
+    def compacted(self, store: ReadableStore) -> list[tuple[Topic, int]]:
         """The partitions of compacted topics. Raises UnknownTopic, NotCompacted."""
         found = compacted_partitions(store, self.names)
         return [(topic, number) for topic, number in found if self.has(topic.name, number)]

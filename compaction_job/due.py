@@ -8,21 +8,23 @@ from os import PathLike, cpu_count
 
 from compaction_job.estimate import Estimate, estimate_partition
 from logstore.compaction.budget import budget_of, cleaner_threads
-from logstore.compaction.failures import set_aside_now
+from logstore.compaction.maintenance import MaintainedStore
 from logstore.compaction.planning import PartitionPlan, PlanOptions, compacted_partitions, plan_partition
 from logstore.config import LogConfig, hold_back
-from logstore.store import LogStore, directory_of
+from logstore.store import open_store
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 
 def plan(
-    store: str | PathLike[str] | LogStore,
+    store: str | PathLike[str] | MaintainedStore,
     *,
     topics: Sequence[str] | None = None,
     config: Mapping[str, object] | None = None,
     force: bool = False,
     now_ms: int | None = None,
     estimate: bool = True,
+    storage_options: Mapping[str, str] | None = None,
 ) -> list[tuple[PartitionPlan, Estimate | None]]:
     """For each partition why it is due, why not, or when next; with an estimate of what would go. Changes nothing.
 
@@ -31,11 +33,11 @@ def plan(
         for found, estimate in plan("/data/store", config={"min.cleanable.dirty.ratio": 0.1}):
             print(found.name, found.why, estimate)
     """
-    with opened_store(store) as opened:
-        now = opened.clock.now_ms() if now_ms is None else now_ms
-        options = PlanOptions(
-            now, force, set_aside_now(opened, now), threads_of(opened), free_bytes=opened.free_bytes(), flushed=True
-        )
+    with opened_store(store, storage_options) as opened:
+        maintenance = opened.maintenance()
+        now = maintenance.now_ms() if now_ms is None else now_ms
+        aside = maintenance.set_aside(now)
+        options = PlanOptions(now, force, aside, threads_of(opened), free_bytes=maintenance.free_bytes(), flushed=True)
         plans = [
             plan_partition(opened, topic, number, options, config=_what_if(opened, topic, config))
             for topic, number in _chosen(opened, topics, config)
@@ -43,13 +45,17 @@ def plan(
         # A run has one buffer for all the passes it makes at once.
         budget = budget_of(opened).divided(passes_at_once(plans, options.threads))
         return [
-            (found, estimate_partition(opened, found, budget) if estimate and found.cleanable.due is not None else None)
+            (found, estimate_partition(found, budget) if estimate and found.cleanable.due is not None else None)
             for found in plans
         ]
 
 
 def explain(
-    store: str | PathLike[str] | LogStore, *, topics: Sequence[str] | None = None, now_ms: int | None = None
+    store: str | PathLike[str] | MaintainedStore,
+    *,
+    topics: Sequence[str] | None = None,
+    now_ms: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> list[PartitionPlan]:
     """For each partition why it is due, why not, or when next: `.why` is a sentence. Changes nothing, reads no records.
 
@@ -58,7 +64,8 @@ def explain(
         for found in explain("/data/store", topics=["orders"]):
             print(found.name, found.why)
     """
-    return [found for found, _ in plan(store, topics=topics, now_ms=now_ms, estimate=False)]
+    found = plan(store, topics=topics, now_ms=now_ms, estimate=False, storage_options=storage_options)
+    return [each for each, _ in found]
 
 
 def passes_at_once(plans: Sequence[PartitionPlan], threads: int, *, roll_active: bool = False) -> int:
@@ -66,19 +73,20 @@ def passes_at_once(plans: Sequence[PartitionPlan], threads: int, *, roll_active:
     return max(min(threads, sum(each.may_run(roll_active=roll_active) for each in plans)), 1)
 
 
-def threads_of(store: LogStore) -> int:
+def threads_of(store: ReadableStore) -> int:
     return cleaner_threads(store) or max(cpu_count() or 1, 1)
 
 
-def opened_store(store: str | PathLike[str] | LogStore) -> AbstractContextManager[LogStore]:
-    """Raises InvalidConfig for a store in a bucket."""
-    if isinstance(store, LogStore):
-        return nullcontext(store)
-    path = store if isinstance(store, (str, PathLike)) else store.path  # LogStore(url) opens one in a bucket
-    return LogStore(directory_of(path))
+def opened_store(
+    store: str | PathLike[str] | MaintainedStore, storage_options: Mapping[str, str] | None = None
+) -> AbstractContextManager[MaintainedStore]:
+    """A store that was given open stays open. Raises what opening one raises."""
+    if isinstance(store, (str, PathLike)):
+        return open_store(store, storage_options=storage_options)
+    return nullcontext(store)
 
 
-def _what_if(store: LogStore, topic: Topic, config: Mapping[str, object] | None) -> LogConfig:
+def _what_if(store: ReadableStore, topic: Topic, config: Mapping[str, object] | None) -> LogConfig:
     if not config:
         return store.log_config(topic)
     resolved = store.resolve({**topic.configs, **config})
@@ -86,7 +94,7 @@ def _what_if(store: LogStore, topic: Topic, config: Mapping[str, object] | None)
 
 
 def _chosen(
-    store: LogStore, topics: Sequence[str] | None, config: Mapping[str, object] | None = None
+    store: ReadableStore, topics: Sequence[str] | None, config: Mapping[str, object] | None = None
 ) -> list[tuple[Topic, int]]:
     if topics is None and config and "compact" in str(config.get("cleanup.policy", "")):
         return [(topic, number) for topic in store.topics() for number in range(topic.partitions)]

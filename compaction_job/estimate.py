@@ -18,9 +18,9 @@ from logstore.cleaner.work import PassWork
 from logstore.compaction.budget import Budget, map_advice, with_budget
 from logstore.compaction.planning import PartitionPlan
 from logstore.errors import DuramenError
+from logstore.files import FileSystem
 from logstore.records.marks import MARK_ACTION, MARK_KEPT, REBUILD, VERBATIM, Marks
 from logstore.records.table import COUNT, HEADER_BYTES, SIZE, BatchTable
-from logstore.store import LogStore
 
 READ_BYTES_MAX = 256 << 20
 
@@ -40,7 +40,7 @@ class Estimate:
 
 
 def estimate_partition(
-    store: LogStore, found: PartitionPlan, budget: Budget, *, read_bytes_max: int = READ_BYTES_MAX
+    found: PartitionPlan, budget: Budget, *, read_bytes_max: int = READ_BYTES_MAX
 ) -> Estimate | None:
     """None when nothing can be said: the log changes meanwhile, or is damaged (a pass would say so)."""
     if found.work is None:
@@ -50,7 +50,7 @@ def estimate_partition(
     sampled = _sampled(work, read_bytes_max)
     share = sum(s.size_bytes for s in sampled.segments) / total if total else 1.0
     with contextlib.suppress(DuramenError, OSError):
-        guess = _measure(store, sampled)
+        guess = _measure(found.fs, sampled)
         if guess.map_buffer_wanted is not None:
             advice = map_advice(guess.map_buffer_wanted, budget)
             guess.map_buffer_wanted, guess.map_threads_wanted = advice.buffer_bytes, advice.threads
@@ -75,8 +75,8 @@ def _sampled(work: PassWork, read_bytes_max: int) -> PassWork:
     return replace(work, segments=segments, first_dirty_offset=max(work.first_dirty_offset, segments[0].base_offset))
 
 
-def _measure(store: LogStore, work: PassWork) -> Estimate:
-    offset_map, indexed = build_map(store.fs, work)
+def _measure(fs: FileSystem, work: PassWork) -> Estimate:
+    offset_map, indexed = build_map(fs, work)
     transactions = Transactions()
     rules = Filter(
         FilterBuffers(offset_map, limits=work.limits),
@@ -87,9 +87,9 @@ def _measure(store: LogStore, work: PassWork) -> Estimate:
     for source in work.segments:
         if source.base_offset >= indexed.end_offset:
             break
-        transactions.add(aborted_between(store.fs, work, source.base_offset, work.following(source)))
+        transactions.add(aborted_between(fs, work, source.base_offset, work.following(source)))
         before += source.size_bytes
-        segment = open_source(store.fs, work, source.base_offset)
+        segment = open_source(fs, work, source.base_offset)
         try:
             for chunk in segment.chunks(0, source.size_bytes, verify_crc=False):
                 for part in rules.parts(chunk, keep_legacy_tombstones=True):

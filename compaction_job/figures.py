@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from logstore.cleaner.eligibility import Cleanable, cleanable
+from logstore.commit.store_face import Store
 from logstore.compaction.failures import SetAside
+from logstore.compaction.maintenance import Counted
 from logstore.compaction.partition_view import PartitionView
 from logstore.compaction.planning import PartitionPlan
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState
-from logstore.ledger import Ledger
 from logstore.partition.losses import lost_offsets
-from logstore.store import LogStore
 from logstore.topics.registry import Topic
 
 
@@ -26,19 +25,6 @@ class Section(Enum):
     DIRTY = "dirty"
     UNCLEANABLE = "uncleanable"
     ACTIVE = "active"
-
-
-class Counted(NamedTuple):
-    """What the ledger knows of a segment."""
-
-    size_bytes: int
-    records: int
-    keys: int
-    tombstones: int
-    run_id: str | None
-
-
-Counts = dict[tuple[str, int], dict[int, Counted]]
 
 
 @dataclass(slots=True)
@@ -66,7 +52,7 @@ class PartitionFigures:
 
 
 def figures_of(
-    store: LogStore,
+    store: Store,
     topic: Topic,
     number: int,
     *,
@@ -99,9 +85,7 @@ def figures_of(
     for section, size in zip(sections_of(state, found, compacted=config.compact), sizes, strict=True):
         figures.by_section[section] = figures.by_section.get(section, 0) + size
     _count(figures, state, counted)
-    newest = max((segment.largest_timestamp_ms for segment in facts.segments), default=-1)
-    tail = store.tail(topic, number)
-    newest = max(newest, tail.tail.largest_timestamp_ms if tail else -1)
+    newest = max([*(segment.largest_timestamp_ms for segment in facts.segments), view.look.newest_ms()])
     figures.last_record_ms = newest if newest >= 0 else None
     figures.lost_offsets = lost_offsets(state.losses)
     return figures
@@ -146,23 +130,3 @@ def _count(figures: PartitionFigures, state: PartitionState, counted: Mapping[in
     if known:
         figures.keys = sum(counts.keys for counts in known)
         figures.tombstones = sum(counts.tombstones for counts in known)
-
-
-def read_counts(ledger: Ledger, *, known: tuple[int, Counts] = (-1, {})) -> tuple[int, Counts]:
-    """The table's version, and what compaction counted in all segments, by partition and base offset.
-
-    `known` is an earlier answer, returned again while the table has that version.
-    """
-    table = ledger.segments_table
-    names = ["topic_id", "partition", "base_offset", "size_bytes", "records", "keys", "tombstones", "run_id"]
-
-    def look() -> tuple[int, Counts]:
-        if table.version == known[0]:
-            return known
-        rows = table.read_all(names)
-        found: dict[tuple[str, int], dict[int, Counted]] = {}
-        for topic_id, number, base, *counts in zip(*(rows[name].to_pylist() for name in names), strict=True):
-            found.setdefault((topic_id, number), {})[base] = Counted(*counts)
-        return table.version, found
-
-    return table.run(look)

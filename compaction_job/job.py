@@ -1,4 +1,4 @@
-"""The job: flush, plan, compact what is due, most urgent first, then retention for every policy, then tidy up.
+"""The job: finish what is committed, plan, compact what is due, most urgent first, then retention for every policy.
 
 Partitions are compacted side by side, and so are the groups inside one. A partition that fails is set aside with its
 reason in the ledger and stops neither the others nor its own retention. Several jobs may run on one store at once: a
@@ -15,36 +15,24 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
 from compaction_job.activity import Activity
 from compaction_job.choice import Choice
 from compaction_job.due import explain, opened_store, passes_at_once, plan, threads_of
 from compaction_job.report import Report
 from compaction_job.retention import project, retain_all
 from compaction_job.tasks import JOB_BYTES
-from logstore.cleaner.engine import Engine, LocalEngine
 from logstore.cleaner.work import Cleaned
-from logstore.commit.committer import Committer
 from logstore.compaction.budget import budget_of, cleaner_threads
-from logstore.compaction.failures import set_aside_now
-from logstore.compaction.passes import Context, compact_partition
+from logstore.compaction.local_workers import LocalWorkers
+from logstore.compaction.maintenance import Context, MaintainedStore, Maintenance, Workers
 from logstore.compaction.planning import PartitionPlan, PlanOptions, most_urgent_first, plan_partition
 from logstore.compaction.receipts import Run, Skip
-from logstore.compaction.run_folders import abandon_runs, sweep_runs
-from logstore.compaction.segment_counts import SegmentCounts
-from logstore.directory.shared_clock import clock_warning
 from logstore.errors import CleaningAborted, DuramenError
 from logstore.ledger.rows import DONE, FAILED, SKIPPED
-from logstore.store import LogStore
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-#: partitions whose counts are recorded together
-_COUNTS_EVERY = 64
 
 
 @dataclass(slots=True)
@@ -75,10 +63,12 @@ class RunOptions:
     scheduled: bool = False
     stopping: Callable[[], bool] = lambda: False
     progress: Progress | None = None
+    #: of a store in a bucket that is given by its URL
+    storage_options: Mapping[str, str] | None = None
 
 
 def compact(
-    store: str | PathLike[str] | LogStore,
+    store: str | PathLike[str] | MaintainedStore,
     *,
     spark: SparkSession | None = None,
     topics: Sequence[str] | Mapping[str, Collection[int]] | None = None,
@@ -94,22 +84,24 @@ def compact(
     `topics` may also name the partitions of each; `partitions` are those of every topic.
     `force` ignores the dirty ratio, never min.compaction.lag.ms; `roll_active` closes active segments first. Fields of
     RunOptions are keywords as well: `now_ms`, `threads`, `run_name`, `airflow_run_id`, `retention`, `scheduled`,
-    `stopping`, `progress`.
+    `stopping`, `progress`, `storage_options`.
     Raises UnknownTopic, NotCompacted, InvalidConfig; what goes wrong with one partition is in the report.
 
         report = compact("/data/store", topics=["orders"], threads=4)
         print(len(report.done), [run.reason for run in report.failed])
     """
     given = replace(options or RunOptions(), **more)
-    with opened_store(store) as opened, Activity(opened) as activity:
+    with opened_store(store, given.storage_options) as opened:
+        maintenance = opened.maintenance()
         began = time.monotonic()
-        now_ms = opened.clock.now_ms() if given.now_ms is None else given.now_ms
+        now_ms = maintenance.now_ms(working=not dry_run) if given.now_ms is None else given.now_ms
         report = Report(given.run_name or uuid.uuid4().hex, "local" if spark is None else "spark", now_ms, dry_run)
-        if given.now_ms is None and (doubt := clock_warning(opened.clock)):
+        if given.now_ms is None and (doubt := maintenance.clock_doubt()):
             report.notes.append(doubt)
-        given = replace(given, progress=_watched(given.progress or Progress(), activity, report))
-        job = _Job(opened, spark, Choice(topics, partitions), given, report)
-        job.run(force=force, roll_active=roll_active)
+        with Activity(opened) as activity:
+            given = replace(given, progress=_watched(given.progress or Progress(), activity, report))
+            job = _Job(opened, maintenance, spark, Choice(topics, partitions), given, report)
+            job.run(force=force, roll_active=roll_active)
         report.seconds = time.monotonic() - began
         return report
 
@@ -136,16 +128,22 @@ class _Job:
     """One run over one store."""
 
     def __init__(
-        self, store: LogStore, spark: SparkSession | None, choice: Choice, options: RunOptions, report: Report
+        self,
+        store: MaintainedStore,
+        maintenance: Maintenance,
+        spark: SparkSession | None,
+        choice: Choice,
+        options: RunOptions,
+        report: Report,
     ) -> None:
         self._store = store
+        self._maintenance = maintenance
         self._spark = spark
         self._choice = choice
         self._options = options
         self._stopping = options.stopping
         self._progress = options.progress or Progress()
         self._report = report
-        self._ledger = store.ledger()
         self._threads = max(options.threads or threads_of(store), 1)
         #: unless the number of threads is set, Spark decides how many tasks run at once
         self._bounded = options.threads is not None or cleaner_threads(store) is not None
@@ -156,14 +154,17 @@ class _Job:
         if options.scheduled and not store.broker_config.log_cleaner_enable:
             chosen = []
         if not report.dry_run:
-            self._prepare()
+            prepared = self._maintenance.prepare(self._choice.topics_of(store), self._stopping)
+            report.abandoned = prepared.abandoned
+            report.problems += prepared.problems
+            report.notes += prepared.notes
         planning = PlanOptions(
             report.now_ms,
             force,
-            {} if force else set_aside_now(store, report.now_ms),
+            {} if force else self._maintenance.set_aside(report.now_ms),
             self._threads,
             0 if self._spark is None else JOB_BYTES,
-            store.free_bytes(),
+            self._maintenance.free_bytes(),
             flushed=report.dry_run,
         )
         report.plans = most_urgent_first(self._plans(chosen, planning))
@@ -173,25 +174,10 @@ class _Job:
             return
         self._compact(planning, roll_active)
         if options.retention and not self._stopping():
-            retain_all(store, self._choice, report, self._stopping)
-        sweep_runs(store)
+            retain_all(store, self._choice, report, self._stopping, maintenance=self._maintenance)
         # The daemon looks every few seconds, mostly for nothing; its retention job writes them in any case.
         if not self._stopping() and (report.done or report.retained or not options.scheduled):
-            project(store, report, ledger=self._ledger)
-
-    def _prepare(self) -> None:
-        """Close killed runs; settle and flush: only what is committed and durable is compacted or deleted."""
-        store, report = self._store, self._report
-        report.abandoned = abandon_runs(self._ledger, store)
-        sweep_runs(store)
-        committer = Committer(store)
-        for topic in self._choice.topics_of(store):
-            if self._stopping():
-                return
-            try:
-                committer.flush(topic)
-            except DuramenError as error:
-                report.problems.append(f"{topic.name} could not be flushed first: {error}")
+            project(store, report, maintenance=self._maintenance)
 
     def _plans(self, chosen: Sequence[tuple[Topic, int]], planning: PlanOptions) -> list[PartitionPlan]:
         plans = []
@@ -213,19 +199,14 @@ class _Job:
         ]
         at_once = passes_at_once(to_do, self._threads, roll_active=roll_active)
         inside = max(self._threads // at_once, 1)
-        counts = SegmentCounts(self._ledger, every=_COUNTS_EVERY)
         context = Context(
-            store=self._store,
-            ledger=self._ledger,
-            engine=lambda each: self._engine(each, inside),
-            engine_name=report.engine,
+            workers=self._workers(inside),
             planning=replace(planning, threads=inside),
             budget=budget_of(self._store).divided(at_once),
             run_name=report.run_name,
             roll_active=roll_active,
             in_parallel=inside > 1 or (self._spark is not None and not self._bounded),
             airflow_run_id=self._options.airflow_run_id,
-            counts=counts,
             stopping=self._stopping,
             started=self._progress.started,
             swapped=self._progress.swapped,
@@ -235,48 +216,39 @@ class _Job:
                 each_in_turn = pool.map if at_once > 1 else map
                 report.runs += each_in_turn(lambda each: self._pass(context, each), to_do)
         finally:
-            try:
-                counts.write()
-            except (DuramenError, OSError) as error:
-                report.problems.append(f"the counts of segments could not be recorded: {error}")
+            report.problems += self._maintenance.end_passes()
+
+    def _workers(self, threads: int) -> Workers:
+        def moved(name: str, step: str, size_bytes: int) -> None:
+            self._progress.moved(name, step, size_bytes)
+            if self._stopping():
+                raise CleaningAborted("the run was stopped")
+
+        if self._spark is None:
+            return LocalWorkers(threads, moved)
+        from compaction_job.spark_engine import SparkWorkers
+
+        return SparkWorkers(self._spark, threads if self._bounded else None, moved)
 
     def _pass(self, context: Context, each: PartitionPlan) -> Run:
         if self._stopping():
-            return Run(each, SKIPPED, "the run was told to stop", skip=Skip.STOPPING)
+            return Run(each, SKIPPED, "the run was stopped", skip=Skip.STOPPING)
         if not each.may_run(roll_active=context.roll_active) and not each.unfinished:
             run = Run(each, SKIPPED, each.why, skip=Skip.NOT_DUE)  # no lock, and no second look
         else:
             try:
-                run = compact_partition(context, each)
+                run = self._maintenance.compact(context, each)
             except DuramenError as error:
                 run = Run(each, FAILED, str(error), error=error)
         self._progress.ended(run)
         return run
 
-    def _engine(self, each: PartitionPlan, threads: int) -> Engine:
-        def moved(step: str, size: int) -> None:
-            self._progress.moved(each.name, step, size)
-            if self._stopping():
-                raise CleaningAborted("the run was told to stop")
-
-        if self._spark is None:
-            return LocalEngine(self._store.fs, threads=threads, groups_at_once=each.groups_at_once, progress=moved)
-        from compaction_job.spark_engine import SparkEngine
-
-        return SparkEngine(
-            self._spark,
-            self._store.path,
-            groups_at_once=each.groups_at_once,
-            tasks_max=threads if self._bounded else None,
-            progress=moved,
-        )
-
     def _done_before(self) -> set[tuple[str, int]]:
-        airflow_run_id = self._options.airflow_run_id
-        if airflow_run_id is None:
+        mine = self._options.airflow_run_id
+        if mine is None:
             return set()
-        mine = (pc.field("airflow_run_id") == airflow_run_id) & (pc.field("result") == DONE)
-        return {(run.topic_id or "", run.partition or 0) for run in self._ledger.runs(mine)}
+        done = (run for run in self._maintenance.runs() if run.airflow_run_id == mine and run.result == DONE)
+        return {(run.topic_id or "", run.partition or 0) for run in done}
 
 
 __all__ = ["Progress", "Report", "RunOptions", "compact", "explain", "plan"]

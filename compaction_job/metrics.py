@@ -1,8 +1,8 @@
 """Metrics of a store for Prometheus.
 
-Everything is read at the scrape: gauges from the partitions' state files, counters from the ledger, so that they
-survive restarts and count what other processes did. A partition that cannot be read is counted and left out; it never
-makes a scrape fail.
+Everything is read at the scrape: gauges from the partitions' lists, counters from the ledger and the receipts, so that
+they survive restarts and count what other processes did. A partition that cannot be read is counted and left out; it
+never makes a scrape fail.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from compaction_job.figures import Counted, counted_in
-from compaction_job.ledger_figures import STEPS, LedgerFigures
+from compaction_job.figures import counted_in
 from logstore.cleaner.eligibility import Cleanable, cleanable
 from logstore.cleaner.filter import ABORTED, EXPIRED, KEYLESS, MARKER, SUPERSEDED, TOMBSTONE
+from logstore.compaction.maintenance import STEPS, Counted, MaintainedStore
 from logstore.compaction.partition_view import PartitionView
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
 from logstore.ledger.rows import ABANDONED, DONE, FAILED
 from logstore.partition.losses import lost_offsets
-from logstore.store import LogStore
 from logstore.topics.registry import Topic
 
 #: results and reasons that are always there, also at 0: a counter that appears late loses its first increase
@@ -65,7 +64,7 @@ class PartitionGauges:
 
 
 def partition_gauges(
-    store: LogStore, topic: Topic, number: int, config: LogConfig, counted: Mapping[int, Counted], now_ms: int
+    store: MaintainedStore, topic: Topic, number: int, config: LogConfig, counted: Mapping[int, Counted], now_ms: int
 ) -> PartitionGauges:
     """Raises DuramenError, OSError."""
     view = PartitionView.of(store, topic, number, config)
@@ -111,15 +110,16 @@ def _readable(what: str, read: Callable[[], T]) -> T | None:
 class StoreCollector(Collector):
     """The store's metrics, for a registry of its own."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: MaintainedStore) -> None:
         self._store = store
-        self._ledger = LedgerFigures(store, store.ledger())
+        self._maintenance = store.maintenance()
+        self._figures = self._maintenance.figures()
 
     def gauges(self) -> tuple[list[PartitionGauges], int]:
         """Every partition, and how many could not be read."""
         store, now_ms = self._store, self._store.clock.now_ms()
         found: list[PartitionGauges | None] = []
-        counted = _readable("the ledger's segments", self._ledger.segments) or {}
+        counted = _readable("the ledger's segments", self._figures.segments) or {}
         for name in store.topic_names():
             topic = _readable(f"topic {name}", partial(store.topic, name))
             config = None if topic is None else _readable(f"topic {name}", partial(store.log_config, topic))
@@ -136,15 +136,15 @@ class StoreCollector(Collector):
         partitions, unreadable = _readable("the store", self.gauges) or ([], 1)
         yield from _partition_metrics(partitions)
         yield _gauge("duramen_unreadable_partitions", "Partitions this scrape could not read.", unreadable)
-        free_bytes = self._store.free_bytes()
+        free_bytes = self._maintenance.free_bytes()
         if free_bytes is not None:
             yield _gauge("duramen_free_bytes", "Free space of the store's file system.", free_bytes)
         yield from _readable("the ledger", lambda: list(self._ledger_metrics())) or ()
 
     def _ledger_metrics(self) -> Iterator[Metric]:
-        runs = self._ledger.runs()
-        uncleanable = self._ledger.uncleanable()
-        appends = self._ledger.appends()
+        runs = self._figures.runs()
+        uncleanable = self._figures.uncleanable()
+        appends = self._figures.appends()
         yield _gauge("duramen_uncleanable_partitions", "Partitions whose last compaction failed.", uncleanable)
         yield _counter(
             "duramen_compaction_runs",
@@ -165,7 +165,7 @@ class StoreCollector(Collector):
             "duramen_compaction_written_bytes", "Bytes compaction wrote.", value=runs.written_bytes
         )
         yield _counter("duramen_append_batches", "Batches in the ledger.", "result", appends)
-        spent = self._ledger.append_ms()
+        spent = self._figures.append_ms()
         yield _counter(
             "duramen_append_seconds",
             "Time that the batches in the ledger took, by step.",
@@ -177,7 +177,7 @@ class StoreCollector(Collector):
 def _partition_metrics(partitions: list[PartitionGauges]) -> Iterator[Metric]:
     sizes = GaugeMetricFamily(
         "duramen_log_bytes",
-        "Bytes of a partition's log, by what compaction makes of them.",
+        "Bytes of a partition's log, by how compaction sees them.",
         labels=(*_PARTITION, "section"),
     )
     ratio = GaugeMetricFamily(

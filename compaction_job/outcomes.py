@@ -1,7 +1,7 @@
 """What became of an Airflow run, as JSON: `python -m compaction_job.outcomes --store DIR --airflow-run-id ID`.
 
-From the receipts in the ledger, so it does not matter where the applications ran. Each partition's newest receipt
-counts: a failed try that was repeated is over. Exit codes are those of the `duramen` command.
+From the receipts that the store keeps, so it does not matter where the applications ran. Each partition's newest
+receipt counts: a failed try that was repeated is over. Exit codes are those of the `duramen` command.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow.compute as pc
-
 from compaction_job.step import run_step, store_parser
-from logstore.store import LogStore
+from logstore.compaction.maintenance import MaintainedStore
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,11 +22,12 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def outcomes(store: LogStore, airflow_run_id: str) -> list[dict[str, Any]]:
+def outcomes(store: MaintainedStore, airflow_run_id: str) -> list[dict[str, Any]]:
     """Topics and partitions in order."""
-    ledger = store.ledger()
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for run in ledger.runs(pc.field("airflow_run_id") == airflow_run_id):
+    for run in store.maintenance().runs():
+        if run.airflow_run_id != airflow_run_id:
+            continue
         found[run.topic or "", run.partition or 0] = {
             "topic": run.topic,
             "partition": run.partition,
@@ -43,7 +42,7 @@ def outcomes(store: LogStore, airflow_run_id: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def work(store: LogStore, options: argparse.Namespace) -> int:
+    def work(store: MaintainedStore, options: argparse.Namespace) -> int:
         print(json.dumps(outcomes(store, options.airflow_run_id)))
         return 0
 

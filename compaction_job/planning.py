@@ -15,10 +15,10 @@ from typing import Any
 from compaction_job.job import plan
 from compaction_job.shares import SHARE_BYTES, shares, written
 from compaction_job.step import run_step, store_parser
+from logstore.compaction.maintenance import MaintainedStore
 from logstore.compaction.planning import PartitionPlan, compacted_partitions, most_urgent_first
 from logstore.compaction.receipts import plan_details
 from logstore.errors import DuramenError
-from logstore.store import LogStore
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def _bytes(text: str) -> int:
 
 
 def due_partitions(
-    store: LogStore,
+    store: MaintainedStore,
     *,
     topics: Sequence[str] | None = None,
     ratio: float | None = None,
@@ -99,7 +99,7 @@ def _described(each: PartitionPlan) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def work(store: LogStore, options: argparse.Namespace) -> int:
+    def work(store: MaintainedStore, options: argparse.Namespace) -> int:
         document = due_partitions(
             store,
             topics=options.topics,

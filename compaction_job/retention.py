@@ -16,55 +16,57 @@ from compaction_job.choice import Choice
 from compaction_job.report import Report
 from compaction_job.sampling import take_samples
 from compaction_job.step import run_step, store_parser
-from logstore.directory.shared_clock import clock_warning
+from logstore.compaction.maintenance import MaintainedStore, Maintenance
 from logstore.errors import DuramenError, LockHeld
-from logstore.ledger import Ledger
-from logstore.store import LogStore
 from logstore.topics.registry import Topic
-from logstore.upkeep.retention import flush_before_retention, retain
 
 
-def retain_all(store: LogStore, choice: Choice, report: Report, stopping: Callable[[], bool] = lambda: False) -> None:
+def retain_all(
+    store: MaintainedStore,
+    choice: Choice,
+    report: Report,
+    stopping: Callable[[], bool] = lambda: False,
+    *,
+    maintenance: Maintenance | None = None,
+) -> None:
     """Retention of every policy as of the report's time, also of partitions whose compaction failed.
 
-    Flushes first: only what is on disk in the logs may go, and a flush removes what is staged.
+    Its `maintenance`, where it is at hand, saves opening the ledger again.
     """
+    maintenance = maintenance or store.maintenance()
     for topic in choice.topics_of(store):
         if not stopping():
-            _flush_first(store, topic, report)
+            _prepare(maintenance, topic, report)
         for number in range(topic.partitions):
             if not choice.has(topic.name, number):
                 continue
             if stopping():
                 return
             try:
-                if retain(store, topic, number, now_ms=report.now_ms, dry_run=True).passes:
-                    report.retained.append(retain(store, topic, number, now_ms=report.now_ms, wait_ms=0))
-                else:
-                    store.sweep_deleted(topic, number, now_ms=report.now_ms)
+                done = maintenance.retain(topic, number, now_ms=report.now_ms)
+                if done.passes:
+                    report.retained.append(done)
             except LockHeld as error:
                 report.notes.append(f"retention of {topic.name}-{number} is left to another process: {error.what}")
             except DuramenError as error:
                 report.problems.append(f"retention of {topic.name}-{number}: {error}")
 
 
-def _flush_first(store: LogStore, topic: Topic, report: Report) -> None:
+def _prepare(maintenance: Maintenance, topic: Topic, report: Report) -> None:
     try:
-        flush_before_retention(store, topic)
+        maintenance.prepare_retention(topic)
     except LockHeld as error:
         report.notes.append(f"{topic.name} is flushed by another process: {error.what}")
     except DuramenError as error:
         report.problems.append(f"{topic.name} could not be flushed first: {error}")
 
 
-def project(store: LogStore, report: Report, *, ledger: Ledger | None = None) -> None:
-    """Kafka's checkpoint files, and a sample of what changed for the history, at the end of every run."""
+def project(store: MaintainedStore, report: Report, *, maintenance: Maintenance | None = None) -> None:
+    """What other tools read, and a sample of what changed for the history, at the end of every run."""
+    maintenance = maintenance or store.maintenance()
     changed = {run.plan.topic for run in report.done} | {each.partition.topic for each in report.retained}
-    take_samples(store, changed, ledger=ledger)
-    try:
-        store.project_checkpoints()
-    except (DuramenError, OSError) as error:
-        report.problems.append(f"Kafka's checkpoint files could not be written: {error}")
+    take_samples(store, changed, maintenance=maintenance)
+    report.problems += maintenance.publish()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,13 +77,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def work(store: LogStore, options: argparse.Namespace) -> int:
-        now_ms = store.clock.now_ms() if options.now_ms is None else options.now_ms
+    def work(store: MaintainedStore, options: argparse.Namespace) -> int:
+        maintenance = store.maintenance()
+        now_ms = maintenance.now_ms(working=True) if options.now_ms is None else options.now_ms
         report = Report("retention", "local", now_ms)
-        if options.now_ms is None and (doubt := clock_warning(store.clock)):
+        if options.now_ms is None and (doubt := maintenance.clock_doubt()):
             report.notes.append(doubt)
-        retain_all(store, Choice(options.topics), report)
-        project(store, report)
+        retain_all(store, Choice(options.topics), report, maintenance=maintenance)
+        project(store, report, maintenance=maintenance)
         document = report.as_dict()
         print(json.dumps({name: document[name] for name in ("now_ms", "retained", "problems", "notes")}))
         for problem in report.problems:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from compaction_job.figures import PartitionFigures, Section, figures_of, read_counts
+from compaction_job.figures import PartitionFigures, Section, figures_of
+from logstore.compaction.maintenance import MaintainedStore, Maintenance
 from logstore.directory.history import Sample, write_sample
 from logstore.errors import DuramenError
-from logstore.ledger import Ledger
-from logstore.store import LogStore
+from logstore.files import OS_FILES
 
 #: the owner in the header of the history of the store as a whole
 WHOLE = "store"
@@ -21,17 +21,21 @@ WHOLE = "store"
 _log = logging.getLogger("duramen.history")
 
 
-def take_samples(store: LogStore, topics: Collection[str] | None = None, *, ledger: Ledger | None = None) -> None:
+def take_samples(
+    store: MaintainedStore, topics: Collection[str] | None = None, *, maintenance: Maintenance | None = None
+) -> None:
     """One sample of each topic, or of these, now; of the store as a whole when all are asked for.
 
-    A `ledger` that is open already saves opening one.
+    Its `maintenance`, where it is at hand, saves opening the ledger again.
     """
-    if store.is_read_only:
+    maintenance = maintenance or store.maintenance()
+    path = maintenance.history_path(None)
+    if path is None:
         return
     now_ms = store.clock.now_ms()
     whole = Sample(now_ms, 0, 0, 0, 0)
     try:
-        counted = read_counts(ledger or store.ledger())[1] if store.has_ledger else {}
+        counted = maintenance.counts()
         names = store.topic_names()
     except (DuramenError, OSError) as error:
         _log.debug("no sample: %s", error)
@@ -53,7 +57,9 @@ def take_samples(store: LogStore, topics: Collection[str] | None = None, *, ledg
                 for number in range(topic.partitions)
             ]
             sample = sample_of(partitions, now_ms)
-            write_sample(store.fs, store.layout.history(topic.id), topic.id, sample)
+            own = maintenance.history_path(topic.id)
+            assert own is not None
+            write_sample(OS_FILES, own, topic.id, sample)
         except (DuramenError, OSError) as error:
             _log.debug("no sample of %s: %s", name, error)
             continue
@@ -66,7 +72,7 @@ def take_samples(store: LogStore, topics: Collection[str] | None = None, *, ledg
         )
     if topics is None:
         try:
-            write_sample(store.fs, store.layout.history(None), WHOLE, whole)
+            write_sample(OS_FILES, path, WHOLE, whole)
         except OSError as error:
             _log.debug("no sample of the store: %s", error)
 

@@ -1,4 +1,4 @@
-"""The daemon: compaction, retention, flushing of idle topics and upkeep of the ledger, each at its interval.
+"""The daemon: compaction, retention and what else its kind of store needs (see `Job`), each at its interval.
 
 Jobs run on APScheduler's threads, at most one of each at a time. It may be killed at any moment: what a job leaves
 undone, the next one finishes. Any number of daemons, jobs and people work on one store side by side; each skips the
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
 from types import TracebackType
@@ -29,31 +28,22 @@ from compaction_job.metrics_server import Health, MetricsServer
 from compaction_job.report import Report
 from compaction_job.retention import project, retain_all
 from compaction_job.sampling import take_samples
-from logstore.commit.committer import Committer
+from logstore.compaction.maintenance import Job
 from logstore.compaction.receipts import Run, Skip
-from logstore.config import BrokerConfig
-from logstore.directory.locks import FileLock, holder
-from logstore.directory.shared_clock import clock_warning
-from logstore.errors import DuramenError, InvalidConfig, LockHeld
+from logstore.errors import DuramenError, InvalidConfig, ObjectStoreError
 from logstore.ledger.rows import DONE, FAILED, SKIPPED
-from logstore.limits import INT64_MAX
 from logstore.spark_tasks import cancel_jobs
-from logstore.store import LogStore, directory_of
+from logstore.store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COMPACTION, RETENTION, FLUSH, LEDGER = "compaction", "retention", "flush", "ledger"
-#: the setting a job's interval is from; the ledger's is ours
+#: the setting a job's interval is from; the others are ours
 SETTINGS = {
-    COMPACTION: "log.cleaner.backoff.ms",
-    RETENTION: "log.retention.check.interval.ms",
-    FLUSH: "log.flush.scheduler.interval.ms",
-    LEDGER: None,
+    Job.COMPACTION: "log.cleaner.backoff.ms",
+    Job.RETENTION: "log.retention.check.interval.ms",
+    Job.FLUSH: "log.flush.scheduler.interval.ms",
 }
-#: Kafka's default is never, as its replicas are its durability; here staged files wait for the flush
-FLUSH_INTERVAL_MS = 60_000
-LEDGER_INTERVAL_MS = 3_600_000
 INTERVAL_MS_MIN = 100
 #: longer than this is never
 INTERVAL_MS_MAX = 10 * 365 * 86_400_000
@@ -65,31 +55,24 @@ _MISFIRE_GRACE_S_MIN = 10
 _STORE_CHECK_S = 1.0
 #: waiting for another's lock must not outlast the time a stop may take
 _LOCK_WAIT_MS = 5_000
-_DAEMON_LOCK = "schedule"
 _SAMPLE_S = 60.0
 
 log = logging.getLogger("duramen.schedule")
 
 
-def intervals_of(config: BrokerConfig, overrides: Mapping[str, int] | None = None) -> dict[str, int | None]:
-    """How often each job runs, None for never. Raises InvalidConfig."""
-    flush_ms = config.log_flush_scheduler_interval_ms
-    given = {
-        COMPACTION: max(config.log_cleaner_backoff_ms, 1_000),  # 0 is allowed, and means at once
-        RETENTION: config.log_retention_check_interval_ms,
-        FLUSH: FLUSH_INTERVAL_MS if flush_ms == INT64_MAX else flush_ms,
-        LEDGER: LEDGER_INTERVAL_MS,
-    }
+def intervals_of(given: Mapping[Job, int], overrides: Mapping[str, int] | None = None) -> dict[str, int | None]:
+    """How often each job runs, None for never; `given` are the store's. Raises InvalidConfig."""
+    known = {job.value for job in given}
     for name in overrides or {}:
-        if name not in given:
-            raise InvalidConfig(f"there is no job {name!r}", hint=f"The jobs are {', '.join(given)}")
+        if name not in known:
+            raise InvalidConfig(f"there is no job {name!r}", hint=f"The jobs are {', '.join(sorted(known))}")
     intervals: dict[str, int | None] = {}
-    for name, from_settings in given.items():
-        interval_ms = (overrides or {}).get(name, from_settings)
+    for job, from_settings in given.items():
+        interval_ms = (overrides or {}).get(job.value, from_settings)
         if interval_ms < INTERVAL_MS_MIN:
-            source = f"the interval of {name}" if name in (overrides or {}) else SETTINGS[name]
+            source = f"the interval of {job.value}" if job.value in (overrides or {}) else SETTINGS[job]
             raise InvalidConfig(f"{source} = {interval_ms} ms is too short; expected at least {INTERVAL_MS_MIN}")
-        intervals[name] = None if interval_ms > INTERVAL_MS_MAX else interval_ms
+        intervals[job.value] = None if interval_ms > INTERVAL_MS_MAX else interval_ms
     return intervals
 
 
@@ -132,9 +115,10 @@ class Scheduler:
         threads: int | None = None,
         metrics_port: int | None = 0,
         metrics_host: str = LOOPBACK,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises NotAStore, StoreInUse, ReadOnlyStore, InvalidConfig, UnknownConfig."""
-        self._store = LogStore(directory_of(store), lock_wait_ms=_LOCK_WAIT_MS)
+        """Raises NotAStore, StoreInUse, ReadOnlyStore, InvalidConfig, UnknownConfig, and what opening a bucket does."""
+        self._store = open_store(store, storage_options=storage_options, lock_wait_ms=_LOCK_WAIT_MS)
         self._store.check_writable()
         self._spark = spark
         self._threads = threads
@@ -143,24 +127,17 @@ class Scheduler:
         self._scheduler: BackgroundScheduler | None = None
         self._stop = threading.Event()
         self._changed = threading.Condition()
-        self._identity = self._store_identity()
-        self._beside = FileLock(self._store.fs, os.path.join(self._store.layout.locks, _DAEMON_LOCK))
         #: why the daemon cannot go on
         self.failure: str | None = None
-        self._sequences: dict[str, int] = {}
-        self._work: dict[str, Callable[[], list[str]]] = {
-            FLUSH: self._flush,
-            COMPACTION: self._compact,
-            RETENTION: self._retain,
-            LEDGER: self._upkeep,
-        }
         try:
-            self._ledger = self._store.ledger()
-            resolved = intervals_of(self._store.broker_config, intervals)
+            self._maintenance = self._store.maintenance()
+            resolved = intervals_of(self._maintenance.intervals_ms(), intervals)
         except BaseException:
             self._store.close()
             raise
-        self._status = {name: JobStatus(name, resolved[name]) for name in self._work}
+        #: whether topics under way have time until the next run
+        self._waits_for_idle = True
+        self._status = {job.value: JobStatus(job.value, resolved[job.value]) for job in self._maintenance.jobs}
         self._activity = Activity(self._store, jobs=lambda: self.health().document["jobs"])
         self._sampled = -_SAMPLE_S
 
@@ -179,13 +156,11 @@ class Scheduler:
         host, port = self._metrics
         if port != 0:
             self._server = MetricsServer(host, port or 0, collector=StoreCollector(self._store), health=self.health)
-        if not self._beside.try_acquire():
+        if (other := self._maintenance.hold_schedule()) is not None:
             log.warning(
                 "another daemon is running on this store (%s); each skips partitions that the other is working on",
-                holder(self._store.fs, self._beside.path),
+                other,
             )
-        else:
-            self._beside.sign(self._store.clock, "schedule")
         delay = datetime.timedelta(
             milliseconds=min(self._store.broker_config.log_initial_task_delay_ms, INTERVAL_MS_MAX)
         )
@@ -237,7 +212,7 @@ class Scheduler:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        self._beside.release()
+        self._maintenance.release_schedule()
         self._activity.close()
         if ended:
             self._store.close()
@@ -261,9 +236,8 @@ class Scheduler:
 
     def run_once(self) -> bool:
         """Every job once, one after the other, topics under way included; False when one failed."""
-        for topic in self._store.topics():
-            self._sequences[topic.id] = self._ledger.sequence(topic.id)  # as if nothing had come for a while
-        for name in self._work:
+        self._waits_for_idle = False
+        for name in self._status:
             if not self._stop.is_set():
                 self.run_job(name)
         return self.failure is None and all(status.ok is not False for status in self._status.values())
@@ -281,7 +255,7 @@ class Scheduler:
         problems: list[str]
         try:
             self._look_for_store()
-            problems = [] if self._stop.is_set() else self._work[name]()
+            problems = [] if self._stop.is_set() else self._do(Job(name))
         except DuramenError as error:
             problems = [str(error)]
         except Exception as error:
@@ -300,6 +274,17 @@ class Scheduler:
             status.problems = () if status.ok else tuple(problems)
             self._changed.notify_all()
 
+    def _do(self, job: Job) -> list[str]:
+        """What went wrong, in words."""
+        if job is Job.COMPACTION:
+            return self._compact()
+        if job is Job.RETENTION:
+            return self._retain()
+        done = self._maintenance.tidy(job, self._stop.is_set, wait_for_idle=self._waits_for_idle)
+        for note in done.notes:
+            log.info("%s", note)
+        return done.problems
+
     def _compact(self) -> list[str]:
         report = compact(
             self._store,
@@ -316,51 +301,18 @@ class Scheduler:
         return [f"{run.plan.name}: {run.reason}" for run in report.failed] + report.problems
 
     def _retain(self) -> list[str]:
-        report = Report("retention", "local", self._now_ms())
-        if doubt := clock_warning(self._store.clock):
+        report = Report("retention", "local", self._maintenance.now_ms(working=True))
+        if doubt := self._maintenance.clock_doubt():
             log.warning("%s", doubt)
-        retain_all(self._store, Choice(), report, self._stop.is_set)
+        retain_all(self._store, Choice(), report, self._stop.is_set, maintenance=self._maintenance)
         for kept in report.retained:
             for one in kept.passes:
                 log.info("%s: %d segments deleted because of %s", kept.partition, len(one.base_offsets), one.policy)
         for note in report.notes:
             log.info("%s", note)
         if not self._stop.is_set():
-            project(self._store, report)
+            project(self._store, report, maintenance=self._maintenance)
         return report.problems
-
-    def _flush(self) -> list[str]:
-        """Settle and flush topics that were not written to since the last look; unlink what has lain long enough."""
-        problems = []
-        committer = Committer(self._store)
-        for topic in self._store.topics():
-            if self._stop.is_set():
-                return []
-            try:
-                sequence = self._ledger.sequence(topic.id)
-                idle = self._sequences.get(topic.id) == sequence
-                self._sequences[topic.id] = sequence
-                ends = self._store.ends(topic)
-                if idle and (ends.flushed_sequence != sequence or ends.recovery_points != ends.high_watermarks):
-                    committer.flush(topic)
-                    log.info("%s: flushed", topic.name)
-                for number in range(topic.partitions):
-                    self._store.sweep_deleted(topic, number, now_ms=self._now_ms())
-            except LockHeld as error:
-                log.info("%s is left to another process: %s", topic.name, error.what)
-            except DuramenError as error:
-                problems.append(f"{topic.name}: {error}")
-        return problems
-
-    def _upkeep(self) -> list[str]:
-        """Merge the ledger's files; remove what killed processes left behind."""
-        try:
-            self._ledger.maintain()
-            Committer(self._store).sweep()
-            self._store.sweep()
-        except LockHeld as error:
-            log.info("upkeep is left for the next time: %s", error.what)
-        return []
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -398,10 +350,8 @@ class Scheduler:
     def _look_for_store(self) -> None:
         """A store that was removed or replaced under us is not ours any more: end."""
         try:
-            gone = self._store_identity() != self._identity
-        except (FileNotFoundError, NotADirectoryError):
-            gone = True
-        except OSError as error:  # of the system: it says nothing about the store
+            gone = not self._maintenance.is_same()
+        except (OSError, ObjectStoreError) as error:  # of the system: it says nothing about the store
             log.warning("cannot look at the store: %s", error)
             return
         if gone and self.failure is None:
@@ -413,12 +363,8 @@ class Scheduler:
         """The history has a slot a minute."""
         if time.monotonic() - self._sampled >= _SAMPLE_S and self.failure is None:
             self._sampled = time.monotonic()
-            take_samples(self._store)
+            take_samples(self._store, maintenance=self._maintenance)
             remove_stale(self._store)
-
-    def _store_identity(self) -> tuple[int, int]:
-        found = os.stat(self._store.layout.version)
-        return found.st_dev, found.st_ino
 
     def _now_ms(self) -> int:
         return self._store.clock.now_ms()

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from compaction_job.tasks import JOB_BYTES, Part, Rewritten, index_task, merge_task, rewrite_task
 from logstore.cleaner.engine import Groups
@@ -18,13 +18,17 @@ from logstore.cleaner.grouping import SourceSegment
 from logstore.cleaner.index import Progress, no_progress, split_dirty
 from logstore.cleaner.transactions import Transactions
 from logstore.cleaner.work import Cleaned, Indexed, PassWork
+from logstore.compaction.maintenance import Worker
+from logstore.compaction.planning import PartitionPlan
 from logstore.errors import DuramenError
-from logstore.files import OS_FILES
+from logstore.files import OS_FILES, FileSystem
 from logstore.python_workers import use_this_python
-from logstore.spark_tasks import Task, cores_of, run_tasks
+from logstore.spark_tasks import Task, cores_of, executor_name, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 _RANGE_BYTES_MIN = 64 << 20  # a range smaller than this is not worth a task of its own
 
@@ -35,7 +39,6 @@ class SparkEngine:
     def __init__(
         self,
         spark: SparkSession,
-        store: str,
         *,
         groups_at_once: int = 1,
         tasks_max: int | None = None,
@@ -45,7 +48,6 @@ class SparkEngine:
         self._tasks_max = tasks_max
         use_this_python(spark)
         self._spark = spark
-        self._store = store
         self._groups_at_once = groups_at_once
         self._progress = progress
         self._part: Part | None = None
@@ -111,13 +113,51 @@ class SparkEngine:
         try:
             return run_tasks(self._spark, task, count, (DuramenError, OSError))
         except Exception:
-            self._progress("wait", 0)  # cancelled because the run was told to stop: that raises, and says so
+            self._progress("wait", 0)  # cancelled because the run was stopped: that raises, and says so
             raise
 
     def tasks_at_once(self) -> int:
         """Spark's cores, or fewer where they are bounded."""
         cores = cores_of(self._spark)
         return cores if self._tasks_max is None else min(cores, self._tasks_max)
+
+
+class SparkWorkers:
+    """Spark's tasks as the workers of a run's passes. `moved` is told the partition, the step and its bytes."""
+
+    name = "spark"
+
+    def __init__(self, spark: SparkSession, tasks_max: int | None, moved: Callable[[str, str, int], None]) -> None:
+        """`tasks_max` bounds the tasks of one pass at once; None: Spark does, by its cores."""
+        self._spark = spark
+        self._tasks_max = tasks_max
+        self._moved = moved
+
+    def engine(self, plan: PartitionPlan, fs: FileSystem) -> SparkEngine:
+        """All executors see the store's files, through the system's own calls."""
+        return SparkEngine(
+            self._spark,
+            groups_at_once=plan.groups_at_once,
+            tasks_max=self._tasks_max,
+            progress=partial(self._moved, plan.name),
+        )
+
+    def run(self, plan: PartitionPlan, task: Callable[[Worker], T]) -> T:
+        """One task; it ends with its Spark job, when that is cancelled."""
+        use_this_python(self._spark)
+        try:
+            done: list[T] = run_tasks(self._spark, lambda _: task(executor()), 1, (DuramenError, OSError))
+        except Exception:
+            self._moved(plan.name, "wait", 0)  # cancelled because the run was stopped: that raises, and says so
+            raise
+        self._moved(plan.name, "rewrite", plan.read_bytes)
+        return done[0]
+
+
+def executor() -> Worker:
+    """This process, in a task of Spark's; copies go where Spark keeps its own."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return Worker(executor_name(), folder=next((each for each in folders if os.path.isdir(each)), None))
 
 
 def _jobs(groups: Groups, cores: int, groups_at_once: int) -> list[Groups]:

@@ -182,7 +182,7 @@ def _usage(error: Exception) -> str:
     return text
 
 
-#: how Kafka's tools are told where the brokers are
+#: how Kafka's tools are given the brokers
 _OF_BROKERS = {"--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zookeeper", "-b"}
 #: what the parser says, and how people say it
 _PLAIN = {

@@ -113,7 +113,7 @@ def _maintain(store: BucketStore) -> str:
     segments = sum(len(each.segments) for each in done.sealed)
     removed: Counter[str] = Counter()
     for each in done.compacted:
-        removed.update(each.report.removed)
+        removed.update(each.report.removed if each.report is not None else {})
     told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items())) or "nothing"
     took = (store.requests - before).total()
     return f"Sealed into {segments} segments; compaction removed {told}. {took} requests."

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logstore.bucket.store import BucketStore
-    from logstore.commit.store_face import Store
+    from logstore.compaction.maintenance import MaintainedStore
     from logstore.store import LogStore
 
 DONE, FAILED, BAD_USAGE, DAMAGE = 0, 1, 2, 3
@@ -63,7 +63,7 @@ class Session:
 
         return directory_of(path)
 
-    def open_any(self, *, create: bool = False) -> Store:
+    def open_any(self, *, create: bool = False) -> MaintainedStore:
         """The store the command is about, in a directory or in a bucket."""
         path = self.path
         from logstore.store import open_store

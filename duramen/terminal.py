@@ -1,6 +1,6 @@
 r"""What reaches a terminal: no control character that came with the data.
 
-A key, a value, a header or a file name may hold anything, also the sequences by which a terminal is told to move its
+A key, a value, a header or a file name may hold anything, including the sequences that make a terminal move its
 cursor, change its title or answer as if it was typed. Text shows such characters as escapes (`\x1b`), JSON writes them
 as `\u001b`, which reads back as what it was. Everything the command writes passes through `SafeStream`.
 """

@@ -372,7 +372,7 @@ class RequestConflict(ObjectStoreError):
 
 
 class ObjectStoreThrottled(ObjectStoreError):
-    """Object storage asks for fewer requests, for longer than we were told to wait."""
+    """Object storage asks for fewer requests, for longer than the caller waits."""
 
 
 class ObjectStoreUnavailable(ObjectStoreError):
@@ -449,7 +449,7 @@ class SegmentsChanged(RetriableError):
 
 
 class CleaningAborted(RetriableError):
-    """A pass of compaction was told to stop; the log is as it was, but for groups already replaced."""
+    """A pass of compaction was stopped; the log is as it was, but for groups already replaced."""
 
 
 class NotCompacted(UsageError):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.directory.locks import DEFAULT_WAIT_MS
 from logstore.directory.origin import Origin, read_origin
 from logstore.errors import InvalidConfig, TopicExists
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.opening import is_url
+from logstore.restore.reads import Reads
 from logstore.topics import checkpoints, creating, deleting, sweeping
+from logstore.topics.definition import TopicChange
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import check_place
 from logstore.topics.registry import Topic
@@ -24,12 +27,11 @@ if TYPE_CHECKING:
     from logstore.commit.apps import AppBatch
     from logstore.commit.committer import Committed, Committer
     from logstore.commit.own_flush import OwnFlush
-    from logstore.commit.store_face import Store
     from logstore.commit.transactions import OpenTransaction
+    from logstore.compaction.maintenance import MaintainedStore, Maintenance
     from logstore.directory.ends import TopicEnds
     from logstore.partition.log import PartitionLog
     from logstore.records.record import Record
-    from logstore.restore.follow import Followed
     from logstore.topics.moving import Arrivals, Departures, Take
 
 
@@ -40,16 +42,25 @@ def open_store(
     storage_options: Mapping[str, str] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     limits: Limits = DEFAULT_LIMITS,
-) -> Store:
+    lock_wait_ms: int = DEFAULT_WAIT_MS,
+) -> MaintainedStore:
     """The store at a path or a URL (`s3://bucket/prefix`); the only place that chooses between the two kinds.
 
-    `storage_options` are for a URL: endpoint, region and the like. Raises NotAStore and what opening either raises.
+    `storage_options` are for a URL: endpoint, region and the like; in a bucket there are no locks to wait for.
+    Raises NotAStore and what opening either raises.
     """
     if is_url(path):
         from logstore.bucket.store import BucketStore
 
         return BucketStore(os.fspath(path), create=create, storage_options=storage_options, clock=clock, limits=limits)
-    return LogStore(path, create=create, storage_options=storage_options, clock=clock, limits=limits)
+    return LogStore(
+        path,
+        create=create,
+        storage_options=storage_options,
+        clock=clock,
+        limits=limits,
+        lock_wait_ms=lock_wait_ms,
+    )
 
 
 def directory_of(path: str | os.PathLike[str]) -> str:
@@ -62,7 +73,7 @@ def directory_of(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
 
-class LogStore(OpenStore):
+class LogStore(OpenStore, Reads):
     """An open store; close it, or use it as a context manager.
 
     Any number of processes may have it open at once.
@@ -104,7 +115,7 @@ class LogStore(OpenStore):
         dry_run: bool = False,
     ) -> Topic:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig."""
-        return creating.create_topic(self, name, partitions=partitions, configs=configs, dry_run=dry_run)
+        return creating.create_topic(self, name, partitions, configs, dry_run=dry_run)
 
     def alter_topic(
         self,
@@ -122,9 +133,8 @@ class LogStore(OpenStore):
 
         Raises UnknownTopic, UnknownConfig, InvalidConfig.
         """
-        return creating.alter_topic(
-            self, name, configs=configs, unset=unset, partitions=partitions, defaults=defaults, dry_run=dry_run
-        )
+        change = TopicChange.of(configs, unset, partitions, defaults)
+        return creating.alter_topic(self, name, change, dry_run=dry_run)
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
         """Remove the topic and all its records. Raises UnknownTopic, LockHeld."""
@@ -205,52 +215,11 @@ class LogStore(OpenStore):
 
         return open_transactions(self, topic, number, ends=ends)
 
-    def restore(
-        self,
-        topic: str,
-        *,
-        as_of_offsets: Mapping[int, int] | None = None,
-        as_of_timestamp_ms: int | None = None,
-        since_offsets: Mapping[int, int] | None = None,
-        tombstones: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
-        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
+    def maintenance(self) -> Maintenance:
+        """Compaction, retention and upkeep, as jobs and the daemon do them."""
+        from logstore.upkeep.directory_maintenance import DirectoryMaintenance
 
-        `restore_state` does the same with Spark, and says more of `since_offsets`.
-        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
-
-            for batch in store.restore("accounts", as_of_timestamp_ms=1_700_000_000_000): …
-        """
-        from logstore.restore.restore import plan_restore, restore
-
-        plan = plan_restore(
-            self,
-            topic,
-            as_of_offsets=as_of_offsets,
-            as_of_timestamp_ms=as_of_timestamp_ms,
-            since_offsets=since_offsets,
-        )
-        return restore(self, plan, tombstones=tombstones)
-
-    def follow(
-        self,
-        topic: str | Sequence[str],
-        position: Mapping[str, object] | None = None,
-        *,
-        poll_s: float = 0.1,
-        wait: bool = True,
-        committed: bool = True,
-    ) -> Iterator[Followed]:
-        """Records of all partitions from `position` on, as they come; without one, from the beginning.
-
-        A position is plain JSON that the caller keeps with what it made of the records; each delivery carries the next.
-        Of several topics, each round ends where a commit is in all of them or in none. `committed` leaves out open and
-        aborted transactions, as read_committed does.
-        Raises UnknownTopic when the topic was deleted or created again, OffsetOutOfRange when records are gone.
-        """
-        from logstore.restore.follow import follow
-
-        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
+        return DirectoryMaintenance(self)
 
     def writing(
         self, topic: Topic, number: int, *, what: str, clock: Clock | None = None

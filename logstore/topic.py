@@ -16,7 +16,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+\Z")
 def check_topic_name(name: str) -> str:
     """Return `name` if Kafka would accept it as a topic, else raise InvalidTopic saying why."""
     if not name:
-        raise InvalidTopic("a topic name is never empty")
+        raise InvalidTopic("a topic name must not be empty")
     if name in (".", ".."):
         raise InvalidTopic(f"a topic cannot be called {name!r}")
     if len(name) > TOPIC_NAME_CHARS_MAX:

@@ -53,7 +53,7 @@ def calling_query(session: Any, mark: str | None) -> str | None:
     if len(active) == 1:
         return str(active[0].id)
     raise InvalidConfig(
-        f"{len(active)} queries are active in this Spark Connect session, and it cannot be told which of them this is",
+        f"{len(active)} queries are active in this Spark Connect session, and any of them could be writing this batch",
         hint="Make the LogSink outside of the function given to foreachBatch, or give it SinkOptions(query_id=…)",
     )
 

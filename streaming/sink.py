@@ -116,7 +116,7 @@ class LogSink:
         """Append one micro-batch; returns its receipt. Raises DuramenError; what it says about the batch is true."""
         previous_ms, self._previous_ms = self._previous_ms, {}
         done = self._written(df, batch_id, previous_ms)
-        self._previous_ms = done.told_next(previous_ms)
+        self._previous_ms = done.for_next_row(previous_ms)
         self.last = done
         return done
 

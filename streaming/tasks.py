@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from logstore.commit.apply import apply_partitions
 from logstore.commit.plan import read_plan
-from logstore.commit.plan_folder import told_when_full
+from logstore.commit.plan_folder import reporting_full_disk
 from logstore.commit.staged_output import Outputs
 from logstore.commit.staging import EncodeOptions, StagedFile, StagedWriter, TopicTarget, target_named
 from logstore.errors import DuramenError
@@ -64,7 +64,7 @@ def _task_number() -> int:
 
 
 def _encode(job: EncodeJob, batches: Batches) -> StagedFile | None:
-    with told_when_full():
+    with reporting_full_disk():
         return _staged(job, batches)
 
 

@@ -22,8 +22,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("logstore.ledger",),
     ("logstore.topics",),
     ("logstore.commit", "logstore.restore"),
+    ("logstore.compaction",),  # planning and receipts, of both kinds; passes in a directory
     ("logstore.bucket",),  # what only a bucket needs: manifests, and what is decided by them
-    ("logstore.compaction", "logstore.transfer"),
+    ("logstore.transfer",),
     ("logstore.upkeep",),
     ("logstore.store",),
     ("streaming", "compaction_job"),  # side by side: neither imports the other

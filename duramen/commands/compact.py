@@ -59,12 +59,12 @@ def compact(
     now_ms: NowMs = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Compact every partition that is due, most urgent first, then run retention. The ledger records every pass."""
+    """Compact every partition that is due, most urgent first, then run retention. Each pass leaves a receipt."""
     from compaction_job.job import compact as run_job
 
     if partition is not None and (topic is None or len(topic) != 1):
         raise bad_usage("--partition needs exactly one --topic")
-    with session.open() as store:
+    with session.open_any() as store:
         for number in partition or ():
             store.topic(topic[0]).partition(number)  # type: ignore[index]
         with spark_session(engine) as spark, told_to_stop() as stopping, _shown() as progress:
@@ -251,14 +251,14 @@ def _shown() -> Iterator[Progress]:
 
 def pause(topic: OneTopic, dry_run: DryRun = False) -> None:
     """Leave a topic out of compaction until it is resumed; appends, reads and retention go on."""
-    with session.open() as store:
+    with session.open_any() as store:
         altered = store.alter_topic(topic, configs={_PAUSED: True}, dry_run=dry_run)
         _answer_paused(altered, paused=True, dry_run=dry_run)
 
 
 def resume(topic: OneTopic, dry_run: DryRun = False) -> None:
     """Let a paused topic be compacted again."""
-    with session.open() as store:
+    with session.open_any() as store:
         # The store may pause all topics that say nothing of their own.
         by_default = bool(store.topic_settings()[_PAUSED].value)
         altered = store.alter_topic(

@@ -36,7 +36,7 @@ def config(
 
     if templates:
         if name or template:
-            raise bad_usage("--templates stands alone")
+            raise bad_usage("--templates takes no other argument")
         _show_templates()
         return
     if template:

@@ -1,4 +1,4 @@
-"""`duramen console`: the store as a web page, on loopback, until it is told to stop."""
+"""`duramen console`: the store as a web page, on loopback, until it is stopped."""
 
 from __future__ import annotations
 

@@ -77,14 +77,16 @@ def _document(done: Maintained) -> dict[str, Any]:
         ],
         "compacted": [
             {
-                "topic": each.report.partition.topic,
-                "partition": each.report.partition.partition,
+                "topic": each.plan.topic,
+                "partition": each.plan.partition,
+                "run_id": each.run_id,
                 "before_bytes": each.report.before_bytes,
                 "after_bytes": each.report.after_bytes,
                 "removed": each.report.removed,
-                "first_dirty_offset": each.manifest.first_dirty_offset,
+                "first_dirty_offset": each.report.end_offset,
             }
             for each in done.compacted
+            if each.report is not None
         ],
         "lost": [
             {
@@ -113,8 +115,9 @@ def _print(done: Maintained) -> None:
     ]
     rows += [[each.partition, "retained", f"log start {each.log_start_offset}", ""] for each in done.retained]
     rows += [
-        [each.report.partition, "compacted", f"to {size_text(each.report.after_bytes)}", size_text(each.put_bytes)]
+        [each.plan.name, "compacted", f"to {size_text(each.report.after_bytes)}", size_text(each.report.written_bytes)]
         for each in done.compacted
+        if each.report is not None
     ]
     rows += [
         [lost.partition, "lost", f"offsets {lost.base_offset} to {lost.end_offset}", lost.reason]

@@ -27,14 +27,13 @@ _NEXT_RULES = {
 
 def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
     """Show for each partition whether it is due for compaction, why, and when it will be due next."""
-    from logstore.compaction.failures import set_aside_now
     from logstore.compaction.planning import PlanOptions, plan_partition
     from logstore.errors import DuramenError
 
     damaged = False
-    with session.open() as store:
+    with session.open_any() as store:
         now = store.clock.now_ms() if now_ms is None else now_ms
-        options = PlanOptions(now, failures=set_aside_now(store, now), flushed=True)
+        options = PlanOptions(now, failures=store.maintenance().set_aside(now), flushed=True)
         documents = []
         for topic in chosen_topics(store, topics):
             for number in range(topic.partitions):
@@ -137,7 +136,7 @@ def plan(
     from compaction_job.job import plan as planned
 
     what_if = key_values(config, "--config")
-    with session.open() as store:
+    with session.open_any() as store:
         now = store.clock.now_ms() if now_ms is None else now_ms
         found = planned(store, topics=topic, config=what_if, force=force, now_ms=now)
     documents = [_planned(each, estimate) for each, estimate in found]

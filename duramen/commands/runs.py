@@ -16,8 +16,7 @@ from duramen.session import bad_usage, print_pairs, print_table, seconds_text, s
 from duramen.tables import Wrong
 
 if TYPE_CHECKING:
-    from logstore.ledger import RunRow
-    from logstore.store import LogStore
+    from logstore.ledger.rows import RunRow
 
 app = typer.Typer(
     help="What compaction did: its runs, newest first, and the receipt of each.",
@@ -53,18 +52,18 @@ def list_(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many.")] = 20,
 ) -> None:
-    """List the runs in the ledger, newest first. Of each partition the ledger keeps the newest receipts only."""
+    """List the runs, newest first. Of each partition the store keeps the newest receipts only."""
     if context.invoked_subcommand is not None:
         return
     if partition is not None and (topic is None or len(topic) != 1):
         raise bad_usage("--partition needs exactly one --topic")
     chosen = None if result is None else {each.value for each in result}
-    with session.open() as store:
+    with session.open_any() as store:
         for name in topic or ():
             store.topic(name)
         found = [
             each
-            for each in _recorded(store)
+            for each in store.maintenance().runs()
             if (not topic or each.topic in topic)
             and (partition is None or each.partition == partition)
             and (chosen is None or each.result in chosen)
@@ -82,8 +81,8 @@ def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or the beginning of one.", show_default=False)],
 ) -> None:
     """Show the receipts of a run: of the pass with this id, or of all whose ids begin so, as those of one job do."""
-    with session.open() as store:
-        found = [each for each in _recorded(store) if each.run_id.startswith(run)] if run else []
+    with session.open_any() as store:
+        found = [each for each in store.maintenance().runs() if each.run_id.startswith(run)] if run else []
     exact = [each for each in found if each.run_id == run] or found[-_SHOWN_MAX:]
     documents = [run_document(each) for each in exact]
 
@@ -98,16 +97,11 @@ def show(
         return
     from logstore.errors import UnknownRun
 
-    raise UnknownRun(f"no run in the ledger has an id that begins with {run!r}", hint="`duramen runs` lists them.")
-
-
-def _recorded(store: LogStore) -> list[RunRow]:
-    """Looking does not make a ledger where nothing was ever committed."""
-    return store.ledger().runs() if store.has_ledger else []
+    raise UnknownRun(f"no run has an id that begins with {run!r}", hint="`duramen runs` lists them.")
 
 
 def run_document(run: RunRow) -> dict[str, Any]:
-    """A row of the ledger's `runs` as JSON."""
+    """A receipt as JSON."""
     try:
         details = json.loads(run.details or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""`duramen schedule`: the daemon that compacts, retains, flushes and tidies up, until it is told to stop."""
+"""`duramen schedule`: the daemon that compacts, retains, flushes and tidies up, until it is stopped."""
 
 from __future__ import annotations
 

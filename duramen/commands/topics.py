@@ -45,6 +45,12 @@ _KEYS_MOVE = (
     "restores merge all partitions, which is slower. A new topic with {after} partitions, filled from this one, "
     "avoids that."
 )
+ConfigFile = Annotated[
+    str | None,
+    typer.Option(
+        "--config-file", metavar="FILE", help="A TOML file of settings; --config is stronger.", show_default=False
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show, but change nothing.")]
 
 
@@ -53,12 +59,7 @@ def create(
     name: Name,
     partitions: Annotated[int, typer.Option("--partitions", min=1, help="Number of partitions.")] = 1,
     config: Configs = None,
-    config_file: Annotated[
-        str | None,
-        typer.Option(
-            "--config-file", metavar="FILE", help="A TOML file of settings; --config is stronger.", show_default=False
-        ),
-    ] = None,
+    config_file: ConfigFile = None,
     dry_run: DryRun = False,
 ) -> None:
     """Create a topic; makes the store too when there is none."""
@@ -124,12 +125,7 @@ def describe(name: Name) -> None:
 def alter(
     name: Name,
     config: Configs = None,
-    config_file: Annotated[
-        str | None,
-        typer.Option(
-            "--config-file", metavar="FILE", help="A TOML file of settings; --config is stronger.", show_default=False
-        ),
-    ] = None,
+    config_file: ConfigFile = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(

@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compaction_job.figures import Counted, read_counts
 from logstore.compaction.failures import SetAside, failures_of
+from logstore.compaction.maintenance import Counted
 from logstore.ledger import Ledger
 from logstore.ledger.receipts import SUMMARY
 from logstore.ledger.rows import COMMITS, RUNS
 from logstore.store import LogStore
+from logstore.upkeep.ledger_figures import read_counts
 
 #: commits that are looked at, newest first
 COMMITS_MAX = 20_000

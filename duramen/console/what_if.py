@@ -90,7 +90,7 @@ def _estimates(view: View, due: list[PartitionPlan]) -> dict[tuple[str, int], Es
     for each in due:
         if left_bytes <= 0 or time.monotonic() - began > _SECONDS:
             break
-        guess = estimate_partition(view.store, each, budget, read_bytes_max=min(_READ_BYTES_EACH, left_bytes))
+        guess = estimate_partition(each, budget, read_bytes_max=min(_READ_BYTES_EACH, left_bytes))
         left_bytes -= min(each.read_bytes, _READ_BYTES_EACH)
         if guess is not None:
             found[each.topic, each.partition] = guess

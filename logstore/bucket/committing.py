@@ -92,8 +92,8 @@ class BucketCommitter:
         store.check_writable()
         self.store = store
         self._ledger = store.ledger
-        #: by app, what its next ledger row tells of the batch before; see `Committed.told_next`
-        self.told_next: dict[str | None, dict[str, int]] = {}
+        #: by app, what its next ledger row tells of the batch before; see `Committed.for_next_row`
+        self.for_next_row: dict[str | None, dict[str, int]] = {}
 
     @property
     def clock(self) -> Clock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,11 @@ from logstore.bucket.judging import plan_clock
 from logstore.bucket.keys import new_nonce, topic_key
 from logstore.bucket.replacing import end_partition
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
-from logstore.config import LogConfig
 from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
     CorruptState,
-    InvalidConfig,
     ObjectChanged,
     ObjectExists,
     ObjectMissing,
@@ -32,9 +30,8 @@ from logstore.errors import (
     TopicExists,
     UnknownTopic,
 )
-from logstore.settings import topic_setting
-from logstore.topic import check_topic_name, new_topic_id
-from logstore.topics.registry import Topic, check_partitions, spelled, topic_document
+from logstore.topics.definition import TopicChange, altered_topic, new_topic
+from logstore.topics.registry import Topic, topic_document
 
 if TYPE_CHECKING:
     from logstore.bucket.store import BucketStore
@@ -46,19 +43,11 @@ _PROJECTION_VERSION = 1
 
 
 def create_topic(
-    store: BucketStore,
-    name: str,
-    *,
-    partitions: int = 1,
-    configs: Mapping[str, object] | None = None,
-    dry_run: bool = False,
+    store: BucketStore, name: str, partitions: int, configs: Mapping[str, object] | None, *, dry_run: bool
 ) -> Topic:
     """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig, CommitUnknown."""
-    check_topic_name(name)
-    _check(store, configs or {})
-    made_ms = store.clock.now_ms()
-    own = spelled(configs or {})
-    topic = Topic(name, new_topic_id(), check_partitions(partitions), own, 1, made_ms, keyed=True)
+    topic = new_topic(store, name, partitions, configs)
+    made_ms = topic.created_ms
     zeros = (0,) * partitions
     row = TopicRow(topic.id, 1, Kind.DEFINED, 1, zeros, zeros, made_ms, definition=topic)
 
@@ -76,39 +65,12 @@ def create_topic(
     return topic
 
 
-def alter_topic(
-    store: BucketStore,
-    name: str,
-    *,
-    configs: Mapping[str, object] | None = None,
-    unset: Iterable[str] = (),
-    partitions: int | None = None,
-    defaults: bool = False,
-    dry_run: bool = False,
-) -> Topic:
-    """Set and unset the topic's own settings, or widen it; returns it as it is then. Raises UnknownTopic,
-    UnknownConfig, InvalidConfig, CommitUnknown.
-    """
-    unset = list(unset)
-    for key in unset:
-        topic_setting(key)
+def alter_topic(store: BucketStore, name: str, change: TopicChange, *, dry_run: bool) -> Topic:
+    """The changed topic. Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown."""
 
     def next_row(view: LedgerView) -> TopicRow:
         topic, newest = _living(view, name)
-        wanted: dict[str, object] = {key: value for key, value in topic.configs.items() if key not in unset}
-        wanted.update(configs or {})
-        _check(store, wanted)
-        if partitions is not None and check_partitions(partitions) < topic.partitions:
-            raise InvalidConfig(f"topic {name} has {topic.partitions} partitions; their number can only grow")
-        altered = replace(
-            topic,
-            configs=spelled(wanted),
-            partitions=partitions or topic.partitions,
-            config_version=topic.config_version + 1,
-            # With more partitions, keys move; what was written before stays where it is.
-            keyed=topic.keyed and partitions in (None, topic.partitions),
-            settings_unknown=topic.settings_unknown and not (configs or unset or defaults),
-        )
+        altered = altered_topic(store, topic, change)
         ends = newest.end_offsets + (0,) * (altered.partitions - topic.partitions)
         clock_ms = plan_clock(store.clock.now_ms(), view, [topic.id])
         version = altered.config_version
@@ -216,14 +178,3 @@ def _living(view: LedgerView, name: str) -> tuple[Topic, TopicRow]:
 def _bare(newest: TopicRow) -> TopicRow:
     ends = newest.end_offsets
     return TopicRow(newest.topic_id, newest.sequence, newest.kind, newest.config_version, ends, ends, newest.clock_ms)
-
-
-def _check(store: BucketStore, configs: Mapping[str, object]) -> None:
-    resolved = store.resolve(configs)
-    most = store.limits.written_batch_bytes
-    if "max.message.bytes" in configs and LogConfig.from_resolved(resolved).max_message_bytes > most:
-        raise InvalidConfig(
-            f"max.message.bytes={configs['max.message.bytes']}: the largest batch that can be read back has "
-            f"{most} bytes",
-            hint=f"Set {most} or less",
-        )

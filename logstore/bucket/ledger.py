@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -59,6 +60,8 @@ class BucketLedger:
         self._looked = elapsed()
         #: the summary as it was last seen or written
         self._summary: tuple[int, int, Version] | None = None  # ledger version, size
+        #: what the commits that were read one by one took, by step
+        self.spent_ms: Counter[str] = Counter()
 
     def make(self) -> None:
         """Begin the ledger where there is none."""
@@ -107,7 +110,9 @@ class BucketLedger:
             data, _ = self._objects.get(commit_key(view.version + 1))
         except ObjectMissing:
             return None
-        return applied(view, decode_commit(data, view.version + 1, limits=self._limits))
+        entry = decode_commit(data, view.version + 1, limits=self._limits)
+        self.spent_ms.update(spent_ms(entry))
+        return applied(view, entry)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -198,6 +203,14 @@ class BucketLedger:
         else:
             version = self._objects.replace(SUMMARY, data, self._summary[2])
         self._view, self._summary = view, (view.version, len(data), version)
+
+
+def spent_ms(entry: Entry) -> dict[str, int]:
+    """What a batch took, by step. Its commit is written before it ended: it has those of the batch before."""
+    timings = entry.details.get("timings_ms")
+    if not isinstance(timings, dict):
+        return {}
+    return {str(step).removeprefix("previous_"): spent for step, spent in timings.items() if type(spent) is int}
 
 
 def applied(view: LedgerView, entry: Entry) -> LedgerView:

@@ -7,22 +7,28 @@ comes second plans again or leaves it to the next run. What is one partition's o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from logstore.bucket.collecting import Ages, Collector
-from logstore.bucket.compacting import CompactedPartition, CompactionRules, compact_partition, plan_compaction
 from logstore.bucket.definitions import end_manifests
+from logstore.bucket.keys import new_nonce
 from logstore.bucket.manifest import Manifest
+from logstore.bucket.passes import PassRoom, compact_partition, plan_pass_of
 from logstore.bucket.pins import remove_expired_pins
-from logstore.bucket.reader import Looked
+from logstore.bucket.reader import Looked, look
 from logstore.bucket.retaining import delete_records, expiry_of, retain_partition
 from logstore.bucket.rows import Kind, TopicRow, view_partition
 from logstore.bucket.sealing import MaintenanceEnvironment, SealedPartition, SealRules, seal_due, seal_partition
-from logstore.cleaner.versions import Order
+from logstore.compaction.budget import budget_of
+from logstore.compaction.local_workers import LocalWorkers
+from logstore.compaction.maintenance import Context
+from logstore.compaction.planning import PlanOptions
+from logstore.compaction.receipts import Run, Skip
 from logstore.errors import DuramenError, SegmentsChanged
+from logstore.ledger.rows import DONE
 from logstore.partition.retention import DeletedRecords, Retention
-from logstore.records.offset_map import MapSettings
 from logstore.topic import TopicPartition
 from logstore.topics.registry import Topic
 
@@ -30,6 +36,18 @@ if TYPE_CHECKING:
     from logstore.bucket.store import BucketStore
 
 _TRIES_MAX = 3
+
+
+class Step(Enum):
+    """What a run does to each partition, and at its end."""
+
+    SEAL = "seal"
+    RETAIN = "retain"
+    COMPACT = "compact"
+    #: delete garbage of manifests
+    COLLECT = "collect"
+    #: end what was deleted, free what is sealed, let the ledger forget, sweep orphans
+    CLEAN_UP = "clean up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +60,15 @@ class MaintenanceRules:
     force_compaction: bool = False
     sweep: bool = True
     ages: Ages = field(default_factory=Ages)
-    map_bytes: int = 128 << 20
+    #: for the map of a pass; None: as the store's settings have it
+    map_bytes: int | None = None
     #: for temporary copies of segments; None: the system's folder for such files
     folder: str | None = None
     topics: tuple[str, ...] = ()
+    steps: frozenset[Step] = frozenset(Step)
+
+    def has(self, step: Step) -> bool:
+        return step in self.steps and (self.compact or step is not Step.COMPACT)
 
 
 @dataclass(slots=True)
@@ -53,7 +76,7 @@ class Maintained:
     """What a run did."""
 
     sealed: list[SealedPartition] = field(default_factory=list)
-    compacted: list[CompactedPartition] = field(default_factory=list)
+    compacted: list[Run] = field(default_factory=list)
     retained: list[Retention] = field(default_factory=list)
     garbage: int = 0
     plans: int = 0
@@ -95,15 +118,22 @@ def delete_up_to(
     )
 
 
-def maintain(store: BucketStore, rules: MaintenanceRules | None = None) -> Maintained:
-    """One run. Raises UnsuitableObjectStore where this machine's clock is off, and what opening requests raise."""
+def maintain(
+    store: BucketStore, rules: MaintenanceRules | None = None, *, stopping: Callable[[], bool] = lambda: False
+) -> Maintained:
+    """One run, or what it did until it was to stop.
+
+    Raises UnsuitableObjectStore where this machine's clock is off, and what opening requests raise.
+    """
     rules = rules or MaintenanceRules()
     collector = Collector(store, rules.ages)
     run = _Run(store, collector, rules, environment_of(store, collector, rules.folder))
     topics = [topic for topic in store.topics() if not rules.topics or topic.name in rules.topics]
     for topic in topics:
-        run.topic(topic)
-    run.clean_up(topics)
+        if not stopping():
+            run.topic(topic)
+    if rules.has(Step.CLEAN_UP) and not stopping():
+        run.clean_up(topics)
     return run.done
 
 
@@ -116,6 +146,7 @@ class _Run:
     done: Maintained = field(default_factory=Maintained)
     #: the manifests of each topic as the run found them
     seen: dict[str, list[Manifest | None]] = field(default_factory=dict)
+    run_name: str = field(default_factory=new_nonce)
 
     def topic(self, topic: Topic) -> None:
         """One request for each partition that has nothing to do: manifests first, then the ledger once."""
@@ -138,32 +169,30 @@ class _Run:
 
     def _is_idle(self, topic: Topic, number: int, looked: Looked) -> bool:
         """Whether nothing is to be done, by what was just read."""
-        source, now_ms = self.store.source(topic, number), self.collector.now_ms()
-        if seal_due(self.environment, source, looked, self.rules.seal, now_ms) or self.collector.has_due(
-            looked.manifest
-        ):
+        source, now_ms, wanted = self.store.source(topic, number), self.collector.now_ms(), self.rules
+        if wanted.has(Step.SEAL) and seal_due(self.environment, source, looked, wanted.seal, now_ms):
+            return False
+        if wanted.has(Step.COLLECT) and self.collector.has_due(looked.manifest):
             return False
         if topic.settings_unknown:
             return True
-        expiry = expiry_of(self.environment, source, looked, self.store.log_config(topic), now_ms)
-        if expiry.passes(looked.manifest):
-            return False
-        rules = self._compaction_rules(topic)
-        return not (
-            self.rules.compact
-            and rules.config.compact
-            and looked.manifest is not None
-            and plan_compaction(self.environment, source, looked, rules).due
-        )
+        if wanted.has(Step.RETAIN):
+            expiry = expiry_of(self.environment, source, looked, self.store.log_config(topic), now_ms)
+            if expiry.passes(looked.manifest):
+                return False
+        if not wanted.has(Step.COMPACT) or not self.store.log_config(topic).compact or looked.manifest is None:
+            return True
+        return not plan_pass_of(self._room(topic, number), self._context(), looked).is_due
 
     def partition(self, topic: Topic, number: int) -> None:
-        partition = topic.partition(number)
-        self._try(partition, lambda: self._seal(topic, number))
+        steps: list[tuple[Step, Callable[[], None]]] = [(Step.SEAL, lambda: self._seal(topic, number))]
         if not topic.settings_unknown:  # nobody has said what may go
-            self._try(partition, lambda: self._retain(topic, number))
-            if self.rules.compact:
-                self._try(partition, lambda: self._compact(topic, number))
-        self._try(partition, lambda: self._collect(topic.id, number))
+            steps.append((Step.RETAIN, lambda: self._retain(topic, number)))
+            steps.append((Step.COMPACT, lambda: self._compact(topic, number)))
+        steps.append((Step.COLLECT, lambda: self._collect(topic.id, number)))
+        for step, work in steps:
+            if self.rules.has(step):
+                self._try(topic.partition(number), work)
 
     def _try(self, partition: TopicPartition | str, work: Callable[[], None]) -> None:
         for attempt in range(_TRIES_MAX):
@@ -192,20 +221,27 @@ class _Run:
             self.done.retained.append(retained)
 
     def _compact(self, topic: Topic, number: int) -> None:
-        rules, source = self._compaction_rules(topic), self.store.source(topic, number)
-        compacted = compact_partition(self.environment, source, topic.id, rules)
-        if compacted is not None:
-            self.done.compacted.append(compacted)
+        room, context = self._room(topic, number), self._context()
+        plan = plan_pass_of(room, context, look(room.source))
+        if not plan.is_due:
+            return
+        run = compact_partition(room, context, replace(plan, rolls_active=False))  # sealed it was, as far as it is due
+        if run.skip is Skip.TAKEN:
+            raise SegmentsChanged(run.reason)
+        if run.error is not None:
+            raise run.error
+        if run.result == DONE:
+            self.done.compacted.append(run)
 
-    def _compaction_rules(self, topic: Topic) -> CompactionRules:
-        config = self.store.log_config(topic)
-        order = Order.of(config)
-        return CompactionRules(
-            config,
-            self.collector.now_ms(),
-            MapSettings(self.rules.map_bytes, order=order.kind, header=order.header.encode()),
-            forced=self.rules.force_compaction,
-        )
+    def _room(self, topic: Topic, number: int) -> PassRoom:
+        source, config = self.store.source(topic, number), self.store.log_config(topic)
+        return PassRoom(self.environment, source, topic, config, self.collector.now_ms)
+
+    def _context(self) -> Context:
+        config, rules = self.store.broker_config, self.rules
+        options = PlanOptions(self.collector.now_ms(), rules.force_compaction, retry_ms=config.duramen_cleaner_retry_ms)
+        budget = replace(budget_of(self.store), map_bytes=rules.map_bytes) if rules.map_bytes else budget_of(self.store)
+        return Context(LocalWorkers(1, lambda _name, _step, _bytes: None), options, budget, run_name=self.run_name)
 
     def _collect(self, topic_id: str, number: int) -> None:
         self.done.garbage += self.collector.collect(topic_id, number)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from logstore.bucket.receipts import Receipts, receipts_document, receipts_from
 from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.directory.state import Loss
 from logstore.errors import CorruptState
@@ -21,6 +22,8 @@ VERSION = 1
 #: with more segments than this, the oldest move into pages
 ROOT_SEGMENTS_MAX = 2000
 PAGE_SEGMENTS = 1000
+#: with the counts of compaction, and as first written, without
+_SEGMENT_COLUMNS = (10, 12)
 #: characters of the reason of a loss
 LOSS_REASON_MAX = 500
 
@@ -41,6 +44,16 @@ class Segment:
     #: when its last record was appended, by the store's clock: what retention and lags fall back to
     appended_ms: int = 0
     records: int = 0
+    #: as compaction counted them, -1 where it did not; statistics
+    keys: int = field(default=-1, compare=False)
+    tombstones: int = field(default=-1, compare=False)
+
+    @property
+    def age_ms(self) -> int:
+        """The time of its newest record; of its last append where no record has one."""
+        if self.largest_timestamp_ms >= 0 or not self.log_bytes:
+            return self.largest_timestamp_ms
+        return self.appended_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,8 @@ class Manifest:
     wanted_codec_id: int | None = None
     #: age of the oldest group that has another one; -1: there is none
     oldest_other_codec_ms: int = -1
+    #: what passes did here
+    receipts: Receipts = field(default_factory=Receipts, hash=False)
     #: where the oldest transaction begins that is open at `sealed_offset`; None: none is
     unstable_offset: int | None = None
     #: there may be batches of transactions: the partition was imported, or copied
@@ -143,6 +158,7 @@ def encode_manifest(manifest: Manifest, *, limits: Limits = DEFAULT_LIMITS) -> b
         "leader_epochs": [list(each) for each in manifest.leader_epochs],
         "garbage": [[each.key, each.since_ms] for each in manifest.garbage],
         "ended": manifest.ended,
+        "receipts": receipts_document(manifest.receipts),
         "unstable_offset": manifest.unstable_offset,
         "transactions": manifest.transactions,
         "clean_part_plain": manifest.clean_part_plain,
@@ -169,7 +185,7 @@ def decode_manifest(
             sealed_offset=whole_number(document, "sealed_offset", file=key),
             segments=(
                 *(segment for page in pages for segment in page.segments),
-                *(_segment(row) for row in _rows(document["segments"], 10)),
+                *(_segment(row) for row in _rows(document["segments"], *_SEGMENT_COLUMNS)),
             ),
             log_start_offset=whole_number(document, "log_start_offset", file=key),
             first_dirty_offset=whole_number(document, "first_dirty_offset", file=key),
@@ -186,6 +202,7 @@ def decode_manifest(
             ),
             ended=_flag(document["ended"]),
             pages=pages,
+            receipts=receipts_from(document["receipts"]) if "receipts" in document else Receipts(),
             unstable_offset=_count_or_none(document.get("unstable_offset")),
             transactions=_flag(document.get("transactions", False)),
             clean_part_plain=_flag(document.get("clean_part_plain", False)),
@@ -231,7 +248,7 @@ def encode_page(page: Page, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
 
 def _page(key: str, count: int, data: bytes, limits: Limits) -> Page:
     document = unseal(_within(data, limits), version=VERSION, file=key)
-    segments = tuple(_segment(row) for row in _rows(document["segments"], 10))
+    segments = tuple(_segment(row) for row in _rows(document["segments"], *_SEGMENT_COLUMNS))
     if len(segments) != count:
         raise CorruptState(f"{len(segments)} segments in the page, {count} in the manifest", file=key)
     return Page(key, segments)
@@ -249,6 +266,8 @@ def _row(segment: Segment) -> list[object]:
         segment.largest_timestamp_ms,
         segment.appended_ms,
         segment.records,
+        segment.keys,
+        segment.tombstones,
     ]
 
 
@@ -256,6 +275,7 @@ def _segment(row: Sequence[object]) -> Segment:
     key, *numbers = row
     low = [0] * len(numbers)
     low[6] = INT64_MIN  # a timestamp may be anything
+    low[9:] = [-1] * len(low[9:])
     return Segment(_text(key), *(_count(number, least) for number, least in zip(numbers, low, strict=True)))
 
 
@@ -264,9 +284,9 @@ def _loss(row: Sequence[object]) -> Loss:
     return Loss(_count(base), _count(end), _text(reason, LOSS_REASON_MAX), _count(since_ms), _flag(at_most))
 
 
-def _rows(value: object, width: int) -> list[list[object]]:
-    if not isinstance(value, list) or any(not isinstance(row, list) or len(row) != width for row in value):
-        raise ValueError(f"not a list of rows of {width}")
+def _rows(value: object, *widths: int) -> list[list[object]]:
+    if not isinstance(value, list) or any(not isinstance(row, list) or len(row) not in widths for row in value):
+        raise ValueError(f"not a list of rows of {widths[-1]}")
     return value
 
 

@@ -22,7 +22,7 @@ from logstore.bucket.tail import Plans, TailCommit, TailFile, plan_key
 from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, SegmentEntry
 from logstore.errors import LedgerError
-from logstore.files import File
+from logstore.files import File, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView
@@ -159,6 +159,11 @@ class BucketReader(PartitionReader):
 
     def state(self) -> PartitionState:
         return self.look().state()
+
+    @property
+    def files(self) -> FileSystem:
+        """The files of the last view, for reading."""
+        return self._fs
 
     def _list_is_current(self) -> bool:
         """What was read was whole: objects do not change, so only one that is gone makes a list too old."""

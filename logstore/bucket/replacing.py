@@ -15,6 +15,7 @@ from logstore.bucket.manifest import Garbage, Manifest, Segment
 from logstore.bucket.rows import TopicRow, check_chain, concerning, unstable_after
 from logstore.directory.state import Loss
 from logstore.errors import LedgerError, OffsetOutOfRange, SegmentsChanged
+from logstore.ledger.rows import RunRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ class CompactionPass:
     oldest_value_ms: int | None = None
     wanted_codec_id: int | None = None
     oldest_other_codec_ms: int = -1
+    #: segments that stay as they are, now that they are counted
+    counted: tuple[Segment, ...] = ()
+    #: the receipt
+    run: RunRow | None = None
     clean_part_plain: bool = False
 
 
@@ -128,12 +133,14 @@ def apply_pass(manifest: Manifest | None, done: CompactionPass, *, now_ms: int, 
             raise SegmentsChanged("the segments of a group are no longer neighbours", file=left[0].key)
         segments[at : at + len(left)] = group.outputs
         freed.extend(left)
-    kept, gone = _split(segments, current.log_start_offset)
+    counted = {segment.key: segment for segment in done.counted}
+    kept, gone = _split([counted.get(segment.key, segment) for segment in segments], current.log_start_offset)
     return replace(
         current,
         generation=current.generation + 1,
         nonce=nonce,
         segments=kept,
+        receipts=current.receipts if done.run is None else current.receipts.noted(done.run),
         first_dirty_offset=max(current.first_dirty_offset, done.first_dirty_after),
         dropped_tombstones=current.dropped_tombstones + done.dropped_tombstones,
         next_horizon_ms=done.next_horizon_ms,
@@ -143,6 +150,16 @@ def apply_pass(manifest: Manifest | None, done: CompactionPass, *, now_ms: int, 
         clean_part_plain=done.clean_part_plain,
         garbage=_more(current, (*freed, *gone), now_ms),
     )
+
+
+def note_run(manifest: Manifest | None, run: RunRow, *, nonce: str) -> Manifest | None:
+    """The receipt of a pass that failed. None where there is nothing to note it in, or it is there."""
+    if manifest is None or manifest.ended:
+        return None
+    receipts = manifest.receipts.noted(run)
+    if receipts is manifest.receipts:
+        return None
+    return replace(manifest, generation=manifest.generation + 1, nonce=nonce, receipts=receipts)
 
 
 def raise_log_start(

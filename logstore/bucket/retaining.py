@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from logstore.bucket.compacting import age_ms
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.reader import Looked, PartitionSource, look
 from logstore.bucket.replacing import raise_log_start
@@ -40,7 +39,7 @@ class Expiry:
     def passes(self, manifest: Manifest | None) -> tuple[RetentionPass, ...]:
         """What goes of the segments that are listed."""
         manifest = manifest or Manifest(0, "")
-        segments = [SegmentFacts(each.base_offset, each.log_bytes, age_ms(each)) for each in manifest.segments]
+        segments = [SegmentFacts(each.base_offset, each.log_bytes, each.age_ms) for each in manifest.segments]
         if manifest.sealed_offset < self.high_watermark or not segments:
             segments.append(SegmentFacts(manifest.sealed_offset, self.tail_bytes, INT64_MAX))
         log = LogFacts(tuple(segments), manifest.log_start_offset, self.high_watermark, self.high_watermark)

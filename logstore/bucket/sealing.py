@@ -155,8 +155,17 @@ def seal_due(
 
 def tail_bytes(environment: MaintenanceEnvironment, looked: Looked, source: PartitionSource) -> int:
     """Bytes of the batches that are not sealed; a request for each plan that was not read yet."""
-    commits = (_commit(environment, row, looked.manifest, source.number) for row in looked.view.tail)
-    return sum(piece.size_bytes for commit in commits for piece, _ in commit.pieces())
+    return sum(size_of(commit) for commit in tail_commits(environment, looked, source))
+
+
+def tail_commits(environment: MaintenanceEnvironment, looked: Looked, source: PartitionSource) -> list[TailCommit]:
+    """The same, commit by commit."""
+    return [_commit(environment, row, looked.manifest, source.number) for row in looked.view.tail]
+
+
+def size_of(commit: TailCommit) -> int:
+    """Bytes of the commit's batches."""
+    return sum(piece.size_bytes for piece, _ in commit.pieces())
 
 
 def _commit(environment: MaintenanceEnvironment, row: TopicRow, manifest: Manifest | None, number: int) -> TailCommit:
@@ -217,7 +226,7 @@ def _replay(
             raise _gone(source, log, error) from error
         except (CorruptBatch, ObjectTruncated) as error:
             lost.append(_set_aside(environment, source, commit, piece, base_offset, error))
-            log.go_on_at(base_offset + piece.records)
+            log.continue_at(base_offset + piece.records)
             continue
         if producers is not None:
             producers.take(chunk, environment.shelf.limits)
@@ -371,7 +380,7 @@ class SealedLog:
             limits=self._limits,
         )
 
-    def go_on_at(self, offset: int) -> None:
+    def continue_at(self, offset: int) -> None:
         """Leave out what is lost."""
         self._without += offset - self.end_offset
         self.end_offset = offset

@@ -22,10 +22,12 @@ from logstore.bucket.departing import BucketDepartures, bucket_departures
 from logstore.bucket.files import BlockCache
 from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
+from logstore.bucket.looking import look_at
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.producers import Producers
-from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by
+from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
+from logstore.bucket.sealing import MaintenanceEnvironment, SealRules
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.directory.ends import TopicEnds
@@ -50,6 +52,9 @@ from logstore.objects.probe import probe_objects
 from logstore.objects.retrying import RetryingObjects
 from logstore.partition.environment import LogEnvironment
 from logstore.partition.reading import MAX_TIMESTAMP_QUERY
+from logstore.restore.reads import Reads
+from logstore.topics.definition import TopicChange
+from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 from logstore.topics.store_settings import StoreSettings
 
@@ -57,11 +62,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
+    from logstore.bucket.maintenance import BucketMaintenance
     from logstore.commit.apps import AppBatch
     from logstore.commit.committer import Committed
     from logstore.commit.transactions import OpenTransaction
     from logstore.records.record import Record
-    from logstore.restore.follow import Followed
     from logstore.topics.moving import Take
 
 FORMAT = 1
@@ -71,11 +76,13 @@ _probed: set[str] = set()
 _probing = threading.Lock()
 
 
-class BucketStore(StoreSettings):
+class BucketStore(StoreSettings, Reads):
     """An open store; use it as a context manager, or leave it: nothing has to be given up.
 
     >>> with BucketStore("s3://bucket/prefix", create=True) as store: ...
     """
+
+    poll_s = 1.0
 
     def __init__(
         self,
@@ -244,7 +251,7 @@ class BucketStore(StoreSettings):
     ) -> Topic:
         """Raises InvalidTopic, TopicExists, UnknownConfig, InvalidConfig, CommitUnknown."""
         self.check_writable()
-        return definitions.create_topic(self, name, partitions=partitions, configs=configs, dry_run=dry_run)
+        return definitions.create_topic(self, name, partitions, configs, dry_run=dry_run)
 
     def alter_topic(
         self,
@@ -261,9 +268,8 @@ class BucketStore(StoreSettings):
         Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown.
         """
         self.check_writable()
-        return definitions.alter_topic(
-            self, name, configs=configs, unset=unset, partitions=partitions, defaults=defaults, dry_run=dry_run
-        )
+        change = TopicChange.of(configs, unset, partitions, defaults)
+        return definitions.alter_topic(self, name, change, dry_run=dry_run)
 
     def delete_topic(self, name: str, *, dry_run: bool = False) -> Topic:
         """End the topic; its objects go with maintenance. Raises UnknownTopic, CommitUnknown."""
@@ -343,6 +349,12 @@ class BucketStore(StoreSettings):
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
         return self.reader(topic, number).state()
 
+    def look(self, topic: Topic, number: int) -> PartitionLook:
+        """The partition as planning sees it. Raises UnknownTopic, LedgerError."""
+        source = self.source(topic, number)
+        environment = MaintenanceEnvironment(self.objects, self.manifests, self.shelf)
+        return look_at(environment, source, look(source), SealRules())
+
     def log_bytes(self, topic: Topic, number: int) -> int:
         """Size of the partition's batches, sealed or not. Reads the plans of what is not."""
         view = self.reader(topic, number).look().view
@@ -354,6 +366,12 @@ class BucketStore(StoreSettings):
         """The newest record's time, -1 when there is none."""
         found = self.reader(topic, number).offset_for_timestamp(MAX_TIMESTAMP_QUERY)
         return -1 if found is None else found.timestamp_ms
+
+    def maintenance(self) -> BucketMaintenance:
+        """Compaction, retention and what else keeps it small, as jobs and the daemon do them."""
+        from logstore.bucket.maintenance import BucketMaintenance
+
+        return BucketMaintenance(self)
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -391,48 +409,6 @@ class BucketStore(StoreSettings):
             for state in producers.open_transactions()
             if state.producer_id not in ended
         ]
-
-    def restore(
-        self,
-        topic: str,
-        *,
-        as_of_offsets: Mapping[int, int] | None = None,
-        as_of_timestamp_ms: int | None = None,
-        since_offsets: Mapping[int, int] | None = None,
-        tombstones: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
-        """The latest record of each key as Arrow batches: now, below some offsets, or as of a time.
-
-        Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
-        """
-        from logstore.restore.restore import plan_restore, restore
-
-        plan = plan_restore(
-            self,
-            topic,
-            as_of_offsets=as_of_offsets,
-            as_of_timestamp_ms=as_of_timestamp_ms,
-            since_offsets=since_offsets,
-        )
-        return restore(self, plan, tombstones=tombstones)
-
-    def follow(
-        self,
-        topic: str | Sequence[str],
-        position: Mapping[str, object] | None = None,
-        *,
-        poll_s: float = 1.0,
-        wait: bool = True,
-        committed: bool = True,
-    ) -> Iterator[Followed]:
-        """Records of all partitions from `position` on, as they come; without one, from the beginning.
-
-        A look at which nothing is new is one request. Raises UnknownTopic when the topic was deleted or created anew,
-        OffsetOutOfRange when records are gone.
-        """
-        from logstore.restore.follow import follow
-
-        return follow(self, topic, position, poll_s=poll_s, wait=wait, committed=committed)
 
 
 def _newest(view: LedgerView, topic: Topic) -> TopicRow:

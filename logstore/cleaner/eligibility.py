@@ -57,7 +57,7 @@ class CleanerRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class Lookups:
     """What is asked of a segment's file, by its base offset, only where a rule needs it."""
 
     #: largest timestamp of its first batch, -1 where there is none
@@ -66,7 +66,7 @@ class Looks:
     other_codec_ms: Callable[[int], int | None] = lambda base_offset: None
 
 
-NO_LOOKS = Looks()
+NO_LOOKUPS = Lookups()
 
 
 class Due(Enum):
@@ -147,7 +147,7 @@ def cleanable(
     rules: CleanerRules,
     *,
     now_ms: int,
-    looks: Looks = NO_LOOKS,
+    looks: Lookups = NO_LOOKUPS,
     forced: bool = False,
 ) -> Cleanable:
     """What can be compacted now, whether it is due and why, or why not and when next."""
@@ -217,7 +217,7 @@ def expiry_ms(
     rules: CleanerRules,
     clean: Sequence[SegmentAge],
     fresh: Sequence[SegmentAge],
-    looks: Looks = NO_LOOKS,
+    looks: Lookups = NO_LOOKUPS,
 ) -> int:
     """When the log is due because of keys past their time to live; INT64_MAX: never.
 
@@ -240,7 +240,7 @@ def recompression_ms(
     rules: CleanerRules,
     clean: Sequence[SegmentAge],
     fresh: Sequence[SegmentAge],
-    looks: Looks = NO_LOOKS,
+    looks: Lookups = NO_LOOKUPS,
 ) -> int:
     """When the log is due because of segments that are to be recompressed; INT64_MAX: never."""
     after_ms = rules.recompress_after_ms

@@ -56,7 +56,7 @@ class LocalEngine:
         return indexed
 
     def _wait(self, seconds: float) -> None:
-        """Sleep, but stop at once when the pass is told to."""
+        """Sleep, but stop at once when the pass is stopped."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _LISTEN_S))

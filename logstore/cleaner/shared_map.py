@@ -98,7 +98,7 @@ class Filler:
         while self._shared.enter(self._view):
             put = None
             try:
-                put = self._view.put_what_fits(
+                put = self._view.put_some(
                     table, first, last, min_offset=min_offset, file=file, base_position=base_position
                 )
             finally:

@@ -49,7 +49,7 @@ def find_transactions(fs: FileSystem, work: PassWork, *, stopping: Callable[[], 
         try:
             for chunk in segment.chunks(0, source.size_bytes, verify_crc=False):
                 if stopping():
-                    raise CleaningAborted("the run was told to stop", partition=work.partition)
+                    raise CleaningAborted("the run was stopped", partition=work.partition)
                 table = chunk.table
                 if ((table[:, MAGIC] == 2) & (table[:, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT) != 0)).any():
                     return True

@@ -34,6 +34,7 @@ from logstore.partition.log import PartitionLog
 from logstore.partition.producer_append import ProducerAppender
 from logstore.segment.names import PARTITION_METADATA, FileKind, file_name
 from logstore.syncing import each_side_by_side, replace_files
+from logstore.topic import TopicPartition
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import place_partitions
 from logstore.topics.registry import Topic
@@ -71,7 +72,7 @@ class _Batch:
             return False
         return tail.is_current if self.boot is None else tail.is_of(self.boot)
 
-    def told(self, sequence: int, end_offset: int, tail: Tail, leader_epoch: int | None) -> PartitionTail:
+    def tail_after(self, sequence: int, end_offset: int, tail: Tail, leader_epoch: int | None) -> PartitionTail:
         """The slot behind what was appended."""
         slot = PartitionTail.of_now(sequence, end_offset, tail, leader_epoch)
         return slot if self.boot is None else replace(slot, boot_id=self.boot)
@@ -222,13 +223,7 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
                 applied.append(Applied(number, known.end_offset, known.tail, was_done=True))
                 continue
             base, end = batch.topic_plan.base_offsets[number], batch.topic_plan.end_offsets[number]
-            if known.end_offset != base:
-                raise DamagedLog(
-                    f"the log ends at {known.end_offset}, the plan begins at {base}",
-                    partition=topic.partition(number),
-                    offset=known.end_offset,
-                    hint="Run `duramen recover`",
-                )
+            check_continues(topic.partition(number), known, base)
             tail, epoch = known.tail, known.leader_epoch
             if end > base:
                 done = small.get(number)
@@ -240,7 +235,7 @@ def _apply_some(batch: _Batch, numbers: Sequence[int]) -> list[Applied]:
                     path = store.layout.partition_state(topic.id, number)
                     states[path] = encode_state(state, owner_of(path))
             applied.append(Applied(number, end, tail))
-            new.append((number, batch.told(sequence, end, tail, epoch)))
+            new.append((number, batch.tail_after(sequence, end, tail, epoch)))
         replace_files(store.fs, states)  # the lists are on disk before a tail names what they must have
         if batch.syncs:
             offsets = batch.topic_plan.base_offsets
@@ -286,8 +281,19 @@ def _fresh_tails(batch: _Batch, numbers: Sequence[int], ends: TopicEnds) -> list
     """Of partitions that were never appended to, as `current_tail` has them."""
     if len(numbers) < PARTITIONS_MIN:
         return []
-    tail = batch.told(ends.applied_sequence, 0, Tail(), None)
+    tail = batch.tail_after(ends.applied_sequence, 0, Tail(), None)
     return [(number, tail) for number in numbers if _is_new(batch.store, batch.topic, number, ends)]
+
+
+def check_continues(partition: TopicPartition, tail: PartitionTail, base_offset: int) -> None:
+    """Raises DamagedLog where a commit that begins at `base_offset` does not continue the log."""
+    if tail.end_offset != base_offset:
+        raise DamagedLog(
+            f"the log ends at {tail.end_offset}, the commit begins at {base_offset}",
+            partition=partition,
+            offset=tail.end_offset,
+            hint="Run `duramen recover` first",
+        )
 
 
 def current_tail(store: OpenStore, topic: Topic, number: int, *, ends: TopicEnds | None = None) -> PartitionTail:
@@ -308,13 +314,6 @@ def current_tail(store: OpenStore, topic: Topic, number: int, *, ends: TopicEnds
     store.partition_state(topic, number)  # it holds the log start and more: a lost one is not invented here
     log = store.open_log(topic, number, store.last_known(topic, number, ends))
     try:
-        if log.log_end_offset < high_watermark:
-            raise DamagedLog(
-                f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
-                partition=topic.partition(number),
-                offset=log.log_end_offset,
-                hint="`duramen recover` continues after the loss",
-            )
         store.cut_unpublished(log, topic, high_watermark)
     except BaseException:
         log.close(clean=False)

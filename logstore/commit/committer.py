@@ -20,7 +20,7 @@ from logstore.commit.deciding import check_room, check_segments, plan_of, reques
 from logstore.commit.flushing import Flusher
 from logstore.commit.own_flush import OwnFlush
 from logstore.commit.plan import Plan, TopicPlan, write_plan
-from logstore.commit.plan_folder import Staging, told_when_full
+from logstore.commit.plan_folder import Staging, reporting_full_disk
 from logstore.commit.redo import cut_short
 from logstore.commit.settling import is_unflushed, joint_ends
 from logstore.commit.staging import StagedFile, TopicTarget
@@ -56,7 +56,7 @@ class Committed:
     #: rows that went to the dead-letter topic instead; `records` has them, too
     dead_letters: int = 0
 
-    def told_next(self, before: Mapping[str, int]) -> dict[str, int]:
+    def for_next_row(self, before: Mapping[str, int]) -> dict[str, int]:
         """What the app's next ledger row tells of this batch, whose own was written before its commit and append ended.
 
         `before` is what this batch's row told; of a batch that came again, how many did in a row.
@@ -87,8 +87,8 @@ class Committer(Flusher):
     def __init__(self, store: OpenStore) -> None:
         super().__init__(store)
         self._is_noted = False
-        #: by app, what its next ledger row tells of the batch before; see `Committed.told_next`
-        self.told_next: dict[str | None, dict[str, int]] = {}
+        #: by app, what its next ledger row tells of the batch before; see `Committed.for_next_row`
+        self.for_next_row: dict[str | None, dict[str, int]] = {}
         self._own_flush: OwnFlush | None = None
 
     # --- before encoding --------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Committer(Flusher):
         """
         timings = dict(timings_ms or {})
         written = {count.topic_id for file in files for count in file.counts if count.records}
-        with contextlib.closing(staging), told_when_full(staging), contextlib.ExitStack() as held:
+        with contextlib.closing(staging), reporting_full_disk(staging), contextlib.ExitStack() as held:
             if not written:
                 return Committed(staging.plan_id) if app is None else self._commit_empty(staging, app, timings, engine)
             topics = {topic_id: self._leased(held, targets[topic_id]) for topic_id in sorted(written)}
@@ -304,7 +304,7 @@ class Committer(Flusher):
         self._restore(topic, [number for number in short if is_unflushed(ends, number)], ends)
         for number in cut_short(self.store, topic, short, ends):
             raise DamagedLog(
-                f"the log is shorter than what was flushed of it, up to offset {ends.recovery_points[number]}",
+                f"the log ends before offset {ends.recovery_points[number]}, up to which it was flushed",
                 partition=topic.partition(number),
                 hint="Run `duramen recover`",
             )

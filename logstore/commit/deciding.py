@@ -88,7 +88,7 @@ def check_room(store: OpenStore, plan: Plan) -> None:
 
 
 def check_segments(store: OpenStore, plan: Plan, files: Sequence[StagedFile]) -> None:
-    """A segment list that no state file holds must not come of it."""
+    """A segment list that no state file holds must not result."""
     bytes_of: dict[tuple[str, int], int] = {}
     for count in (count for file in files for count in file.counts):
         key = (count.topic_id, count.partition)

@@ -17,7 +17,7 @@ from logstore.clock import Clock
 from logstore.commit.apply import ApplyMany
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed, Ending
-from logstore.commit.plan_folder import told_when_full
+from logstore.commit.plan_folder import reporting_full_disk
 from logstore.commit.staged_output import Outputs, StagedOutput
 from logstore.commit.staging import StagedFile, TopicTarget
 from logstore.errors import CommitConflict, TopicChanged
@@ -44,8 +44,8 @@ B = TypeVar("B", bound=Batch)
 class Commits(Protocol[B]):
     """The commit path of an open store, of either kind."""
 
-    #: by app, what its next ledger row tells of the batch before; see `Committed.told_next`
-    told_next: dict[str | None, dict[str, int]]
+    #: by app, what its next ledger row tells of the batch before; see `Committed.for_next_row`
+    for_next_row: dict[str | None, dict[str, int]]
 
     @property
     def clock(self) -> Clock: ...
@@ -127,7 +127,7 @@ def append_batch(
         staging = committer.begin(plan_id)
         try:
             began = time.monotonic()
-            with told_when_full():
+            with reporting_full_disk():
                 encoded = encode(staging)
             timings = {} if plan_id is not None else {"encode": int((time.monotonic() - began) * 1000)}
             return committer.commit(

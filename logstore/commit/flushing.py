@@ -70,8 +70,9 @@ class Flusher(Settler):
         for number in unsound:
             if not self._synced(topic, number, ends):
                 damage = first_damage(self.store, topic, number, ends)
+                reason = damage.reason if damage else "its sync failed before"
                 raise DamagedLog(
-                    f"the staged files did not mend the log: {damage.reason if damage else 'its sync failed before'}",
+                    f"the staged files could not repair the log: {reason}",
                     partition=topic.partition(number),
                     offset=damage.offset if damage else ends.recovery_points[number],
                     hint="The staged files stay; see `duramen verify`",

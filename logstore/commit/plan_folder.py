@@ -73,7 +73,7 @@ def remove_folder(store: OpenStore, folder: str) -> None:
 
 
 @contextlib.contextmanager
-def told_when_full(staging: Staging | None = None) -> Iterator[None]:
+def reporting_full_disk(staging: Staging | None = None) -> Iterator[None]:
     """Raises DiskFull for the system's error, unless the staged files may be committed already."""
     try:
         yield

@@ -43,10 +43,10 @@ def append_table(
         return Encoded([writer.finish()], [target])
 
     name = None if app is None else app.app_id
-    before = committer.told_next.pop(name, {})
+    before = committer.for_next_row.pop(name, {})
     done = append_batch(committer, encode, app=app, timings_ms=before)
-    if len(committer.told_next) < _APPS_MAX:
-        committer.told_next[name] = done.told_next(before)
+    if len(committer.for_next_row) < _APPS_MAX:
+        committer.for_next_row[name] = done.for_next_row(before)
     return done
 
 

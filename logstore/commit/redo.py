@@ -75,7 +75,7 @@ def committed_plan(store: OpenStore, topic: Topic, row: CommitRow) -> Plan:
         row.base_offsets,
         row.end_offsets,
     ):
-        raise CorruptState(f"the plan is not what commit {row.sequence} of topic {topic.name} names", file=folder)
+        raise CorruptState(f"the plan does not match commit {row.sequence} of topic {topic.name}", file=folder)
     return plan
 
 
@@ -246,7 +246,7 @@ def restore_partition(
             apply_partition(store, committed_plan(store, topic, row), topic, number)
 
 
-def go_on_at(store: OpenStore, topic: Topic, number: int, losses: tuple[Loss, ...], offset: int) -> PartitionLog:
+def continue_at(store: OpenStore, topic: Topic, number: int, losses: tuple[Loss, ...], offset: int) -> PartitionLog:
     """An empty segment after what is lost, and the losses written down. The caller holds the partition lock."""
     directory = store.layout.partition(topic.partition(number))
     file = store.fs.open(os.path.join(directory, file_name(offset, FileKind.LOG)), create=True)

@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from logstore.commit.apply import apply_partition, current_tail
+from logstore.commit.apply import apply_partition, check_continues, current_tail
 from logstore.commit.committer import Committer
 from logstore.commit.plan import Plan, TopicPlan
-from logstore.commit.redo import committed_plan, go_on_at
+from logstore.commit.redo import committed_plan, continue_at
 from logstore.commit.staged_reader import Piece, StagedReader
 from logstore.directory.state import Loss, PartitionState, write_state
 from logstore.directory.swap import finish_swap
@@ -25,7 +25,6 @@ from logstore.errors import (
     BufferLimit,
     CorruptBatch,
     CorruptState,
-    DamagedLog,
     DuramenError,
     UnappliablePlan,
 )
@@ -135,13 +134,7 @@ def _put_what_is_left(
         known = current_tail(store, topic, number)
         if known.sequence >= row.sequence:
             return ()
-        if known.end_offset != base:
-            raise DamagedLog(
-                f"the log ends at {known.end_offset}, the commit begins at {base}",
-                partition=topic.partition(number),
-                offset=known.end_offset,
-                hint="Run `duramen recover` first",
-            )
+        check_continues(topic.partition(number), known, base)
         state = store.partition_state(topic, number)
         found: Iterator[Chunk | _Gap] = iter([_Gap(end - base, "its staged files are gone")])
         if plan is not None and state.producers:  # their state cannot be kept over a gap in the middle
@@ -175,7 +168,7 @@ def _append(
         log = store.open_log(topic, number, LastKnown(False, recovery_point, unsynced_offset=recovery_point))
         log.truncate_to(base)  # an interrupted append may have got further
         log.close()
-        log = go_on_at(store, topic, number, losses, end)
+        log = continue_at(store, topic, number, losses, end)
         log.close()
         tail = tail_of(log.segments[-1])
     else:
@@ -183,7 +176,7 @@ def _append(
         appender = Appender(store.fs, place, known, state=state, config=config, now_ms=plan.now_ms, limits=store.limits)
         try:
             losses = _losses(found, base, end, store.clock.now_ms(), appender)
-            appender.go_on_at(end)  # a log that ends in a gap says where by its last segment
+            appender.continue_at(end)  # a log that ends in a gap says where by its last segment
         except BaseException:
             appender.close()
             raise

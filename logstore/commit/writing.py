@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from logstore.clock import Clock
 from logstore.commit.settling import Settler
 from logstore.directory.ends import TopicEnds
-from logstore.errors import DamagedLog
 from logstore.partition.log import PartitionLog
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import place_partition
@@ -34,7 +33,7 @@ def writing(
         store.partition_state(topic, number)  # it holds the log start and more: a lost one is not invented here
         log = store.open_log(topic, number, store.last_known(topic, number, ends), clock=clock)
         try:
-            _meet_high_watermark(store, log, topic, ends.high_watermarks[number])
+            store.cut_unpublished(log, topic, ends.high_watermarks[number])
             yield log
         except BaseException:
             log.close(clean=False)
@@ -56,17 +55,6 @@ def _settle_unpublished(store: OpenStore, topic: Topic, number: int) -> None:
         if store.settler is None:
             store.settler = Settler(store)
         store.settler.settle(topic)
-
-
-def _meet_high_watermark(store: OpenStore, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
-    if log.log_end_offset < high_watermark:
-        raise DamagedLog(
-            f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
-            partition=log.partition,
-            offset=log.log_end_offset,
-            hint="`duramen recover` continues after the loss.",
-        )
-    store.cut_unpublished(log, topic, high_watermark)
 
 
 def published(ends: TopicEnds, number: int, log: PartitionLog) -> TopicEnds:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from logstore.cleaner.versions import Order
 from logstore.cleaner.work import PIECE_BYTES, PassWork
 from logstore.records.offset_map import MapSettings
-from logstore.topics.opened import OpenStore
+from logstore.topics.readable import ReadableStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ def map_advice(wanted_bytes: int, budget: Budget) -> MapAdvice:
     return MapAdvice(wanted_bytes * budget.passes, threads if 1 <= threads < budget.passes else None)
 
 
-def cleaner_threads(store: OpenStore) -> int | None:
+def cleaner_threads(store: ReadableStore) -> int | None:
     """log.cleaner.threads where the store's settings have it; None: as many as there are cores."""
     threads = store.given("log.cleaner.threads")
     return None if threads is None else max(threads, 1)
 
 
-def budget_of(store: OpenStore) -> Budget:
+def budget_of(store: ReadableStore) -> Budget:
     """As the store's settings have it."""
     config = store.broker_config
     threads = cleaner_threads(store) or os.cpu_count() or 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
 from logstore.ledger import Ledger
-from logstore.ledger.rows import DONE, FAILED
+from logstore.ledger.rows import DONE, FAILED, RunRow
 from logstore.topics.opened import OpenStore
 
 #: of a compaction's rows in the ledger
@@ -24,6 +24,24 @@ class SetAside:
     failures: int
     failed_ms: int
     retry_ms: int
+
+
+def last_failures(runs: Sequence[RunRow], base_ms: int) -> SetAside | None:
+    """By the receipts of one partition, oldest first; None where its last pass did not fail."""
+    found: SetAside | None = None
+    for run in runs:
+        if run.result == DONE:
+            found = None
+        elif run.result == FAILED:
+            found = one_more(found, run.reason, run.ended_ms or 0, base_ms)
+    return found
+
+
+def one_more(before: SetAside | None, reason: str, failed_ms: int, base_ms: int) -> SetAside:
+    """After another failure the wait is twice as long."""
+    failures = before.failures + 1 if before is not None else 1
+    wait_ms = min(base_ms * 2 ** min(failures - 1, 30), _RETRY_MS_MAX)
+    return SetAside(reason, failures, failed_ms, failed_ms + wait_ms)
 
 
 def failures_of(store: OpenStore, ledger: Ledger) -> dict[tuple[str, int], SetAside]:
@@ -42,10 +60,7 @@ def failures_of(store: OpenStore, ledger: Ledger) -> dict[tuple[str, int], SetAs
         if result == DONE:
             found.pop(key, None)
             continue
-        failures = found[key].failures + 1 if key in found else 1
-        failed_ms = ended_ms or 0
-        wait_ms = min(base_ms * 2 ** min(failures - 1, 30), _RETRY_MS_MAX)
-        found[key] = SetAside(reason, failures, failed_ms, failed_ms + wait_ms)
+        found[key] = one_more(found.get(key), reason, ended_ms or 0, base_ms)
     return found
 
 
@@ -57,4 +72,9 @@ def set_aside_now(store: OpenStore, now_ms: int) -> dict[tuple[str, int], SetAsi
 def still_set_aside(failures: Mapping[tuple[str, int], SetAside], now_ms: int) -> dict[tuple[str, int], SetAside]:
     """Those whose wait is not over. A wait longer than the longest was recorded by a wrong clock, and does not
     count."""
-    return {key: aside for key, aside in failures.items() if now_ms < aside.retry_ms <= now_ms + _RETRY_MS_MAX}
+    return {key: aside for key, aside in failures.items() if holds(aside, now_ms)}
+
+
+def holds(aside: SetAside, now_ms: int) -> bool:
+    """Whether its wait is not over."""
+    return now_ms < aside.retry_ms <= now_ms + _RETRY_MS_MAX

@@ -1,4 +1,4 @@
-"""One partition of a store as planning and metrics see it: by its small files. Opens no log and changes nothing."""
+"""One partition of a store as planning and metrics see it: by what is listed. Opens no log and changes nothing."""
 
 from __future__ import annotations
 
@@ -6,77 +6,62 @@ import os
 from dataclasses import dataclass, replace
 
 from logstore.cleaner.cleaner import plan_pass
-from logstore.cleaner.eligibility import Cleanable, CleanerFacts, CleanerRules, Looks, SegmentAge
+from logstore.cleaner.eligibility import Cleanable, CleanerFacts, CleanerRules, Lookups, SegmentAge
 from logstore.cleaner.topic_rules import options_of, recompress_codec_id, rules_of
 from logstore.cleaner.versions import Order
 from logstore.cleaner.work import LogToClean, PassWork
 from logstore.compaction.budget import Budget, map_settings
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState, SegmentEntry
-from logstore.partition.roll import max_segment_ms
-from logstore.records.header import BatchHeader, read_header
+from logstore.records.header import BatchHeader
 from logstore.records.table import CODEC_MASK
 from logstore.segment.names import FileKind, file_name
-from logstore.topics.opened import OpenStore
+from logstore.topics.looking import PartitionLook, first_header
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    store: OpenStore
-    topic: Topic
-    number: int
+    look: PartitionLook
     config: LogConfig
-    state: PartitionState
 
     @classmethod
-    def of(cls, store: OpenStore, topic: Topic, number: int, config: LogConfig | None = None) -> PartitionView:
+    def of(cls, store: ReadableStore, topic: Topic, number: int, config: LogConfig | None = None) -> PartitionView:
         """As it is now; `config` instead of the topic's own answers what-if. Raises CorruptState."""
-        return cls(store, topic, number, config or store.log_config(topic), store.partition_state(topic, number))
+        return cls(store.look(topic, number), config or store.log_config(topic))
 
     @property
-    def directory(self) -> str:
-        return self.store.layout.partition(self.topic.partition(self.number))
-
-    @property
-    def active_bytes(self) -> int:
-        if not self.state.segments:
-            return 0
-        return self.store.active_bytes(self.topic, self.number, self.state) or 0
+    def state(self) -> PartitionState:
+        return self.look.state
 
     @property
     def size_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self.state.segments[:-1]) + self.active_bytes
+        return sum(entry.size_bytes for entry in self.state.segments[:-1]) + self.look.active_bytes()
 
     def rolls_active(self, now_ms: int) -> bool:
         """Whether the active segment is old enough to roll, which only the next append would do."""
-        if not self.config.compact or not self.active_bytes:
-            return False
-        first_ms = self.first_timestamp(self.state.segments[-1].base_offset)
-        return first_ms >= 0 and now_ms - first_ms > max_segment_ms(self.config)
+        return self.config.compact and self.look.closes(self.config, now_ms)
 
     def rolled(self) -> PartitionView:
         """With the active segment closed, and none after it yet."""
-        active = replace(self.state.segments[-1], size_bytes=self.active_bytes)
-        following = SegmentEntry(self.store.high_watermark(self.topic, self.number), 0, -1)
-        return replace(self, state=replace(self.state, segments=(*self.state.segments[:-1], active, following)))
+        return replace(self, look=self.look.rolled())
 
     def facts(self, *, flushed: bool = False) -> CleanerFacts:
         """What the cleaner's rules decide by; `flushed`: as it will be once it is flushed."""
-        state, number = self.state, self.number
-        ends = self.store.ends(self.topic)
+        state, look = self.state, self.look
         segments = [SegmentAge(s.base_offset, s.size_bytes, self._largest_timestamp_ms(s)) for s in state.segments]
         if segments:
-            segments[-1] = replace(segments[-1], size_bytes=self.active_bytes)
+            segments[-1] = replace(segments[-1], size_bytes=look.active_bytes())
         # What was recorded for another codec does not count.
         same_codec = state.wanted_codec_id == recompress_codec_id(self.config)
         return CleanerFacts(
             segments=tuple(segments),
             log_start_offset=state.log_start_offset,
-            log_end_offset=ends.high_watermarks[number],
-            last_stable_offset=ends.last_stable_offsets[number],
+            log_end_offset=look.high_watermark,
+            last_stable_offset=look.last_stable_offset,
             first_dirty_offset=state.first_dirty_offset,
-            recovery_point=ends.high_watermarks[number] if flushed else ends.recovery_points[number],
+            recovery_point=look.high_watermark if flushed else look.recovery_point,
             next_horizon_ms=None if state.next_horizon_ms in (None, -1) else state.next_horizon_ms,
             oldest_value_ms=state.oldest_value_ms,
             oldest_other_codec_ms=state.oldest_other_codec_ms if same_codec else None,
@@ -85,7 +70,7 @@ class PartitionView:
     def rules(self) -> CleanerRules:
         return rules_of(self.config)
 
-    def looks(self) -> Looks:
+    def looks(self) -> Lookups:
         """How the rules look into the partition's files, where they need to."""
         codec_id = recompress_codec_id(self.config)
 
@@ -95,28 +80,28 @@ class PartitionView:
                 return None
             return self._mtime_ms(base_offset)
 
-        return Looks(self.first_timestamp, other_codec_ms)
+        return Lookups(self.first_timestamp, other_codec_ms)
 
     def work(self, found: Cleanable, *, now_ms: int, budget: Budget) -> PassWork:
         """The work of a pass, without what only an open log knows of its producers."""
         config = self.config
         log = LogToClean(
-            self.topic.partition(self.number),
-            self.directory,
+            self.look.partition,
+            self.look.directory,
             self.state,
             config,
             found.first_dirty_offset,
             found.first_uncleanable_offset,
         )
         return plan_pass(
-            self.store.fs,
+            self.look.fs,
             log,
             now_ms=now_ms,
             map_settings=map_settings(budget, Order.of(config)),
             producers={},
             options=options_of(config),
             bytes_per_second=budget.bytes_per_second,
-            limits=self.store.limits,
+            limits=self.look.limits,
         )
 
     def first_timestamp(self, base_offset: int) -> int:
@@ -126,14 +111,7 @@ class PartitionView:
 
     def _first_header(self, base_offset: int) -> BatchHeader | None:
         """None when there is no batch, or the segment was replaced since the list was read."""
-        try:
-            file = self.store.fs.open(self._log_file(base_offset))
-        except FileNotFoundError:
-            return None
-        try:
-            return read_header(file, 0, file.size())
-        finally:
-            file.close()
+        return first_header(self.look.fs, self._log_file(base_offset))
 
     def _largest_timestamp_ms(self, entry: SegmentEntry) -> int:
         """A segment's age: of its newest record, or of its file where no record has a time."""
@@ -145,9 +123,9 @@ class PartitionView:
     def _mtime_ms(self, base_offset: int) -> int | None:
         """None when the segment was replaced since the list was read."""
         try:
-            return self.store.fs.stat(self._log_file(base_offset)).mtime_ms
+            return self.look.fs.stat(self._log_file(base_offset)).mtime_ms
         except FileNotFoundError:
             return None
 
     def _log_file(self, base_offset: int) -> str:
-        return os.path.join(self.directory, file_name(base_offset, FileKind.LOG))
+        return os.path.join(self.look.directory, file_name(base_offset, FileKind.LOG))

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from logstore.cleaner.cleaner import SWAP_BYTES, groups_of
 from logstore.cleaner.eligibility import Cleanable, Due, cleanable
 from logstore.cleaner.work import PassWork
-from logstore.compaction.budget import budget_of
-from logstore.compaction.failures import SetAside
+from logstore.compaction.budget import Budget, budget_of
+from logstore.compaction.failures import SetAside, holds, last_failures
 from logstore.compaction.partition_view import PartitionView
 from logstore.config import LogConfig
 from logstore.errors import NotCompacted
-from logstore.topics.opened import OpenStore
+from logstore.files import OS_FILES, FileSystem
+from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
 
@@ -33,6 +34,8 @@ class PlanOptions:
     free_bytes: int | None = None
     #: look at each partition as it will be once it was flushed, and rolled where that is due: a job does so first
     flushed: bool = False
+    #: how long a partition whose pass failed waits at first
+    retry_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class PartitionPlan:
     basis: tuple[object, ...] = field(default=(), repr=False, compare=False)
     #: the pass itself, but for its share of the run's budget and what an open log knows of its producers
     work: PassWork | None = field(default=None, repr=False, compare=False)
+    #: the files of `work`, for reading
+    fs: FileSystem = field(default=OS_FILES, repr=False, compare=False)
 
     @property
     def is_due(self) -> bool:
@@ -104,12 +109,12 @@ class PartitionPlan:
         """Whether a run has to look at it under its locks; `roll_active` may make it due."""
         return self.is_due or (roll_active and self.compacted and not self.paused)
 
-    def holds(self, view: PartitionView) -> bool:
+    def holds(self, topic: Topic, view: PartitionView) -> bool:
         """Whether the partition is still what was planned: same settings, same segment list.
 
         Records that came since lie in the active segment, which no pass touches; a roll writes another list.
         """
-        return self.basis == _basis(view)
+        return self.basis == _basis(topic, view)
 
     def with_room(self, options: PlanOptions) -> PartitionPlan:
         """With as many groups under way at once as there are threads for, and room on the disk."""
@@ -131,14 +136,19 @@ class PartitionPlan:
 
 
 def plan_partition(
-    store: OpenStore, topic: Topic, number: int, options: PlanOptions, *, config: LogConfig | None = None
+    store: ReadableStore, topic: Topic, number: int, options: PlanOptions, *, config: LogConfig | None = None
 ) -> PartitionPlan:
     """Look at one partition; nothing is opened but its state, and first headers where max.compaction.lag.ms is set.
 
     `config` answers what-if. Raises UnknownTopic, CorruptState.
     """
-    view = PartitionView.of(store, topic, number, config)
-    basis = _basis(view)
+    options = replace(options, retry_ms=store.broker_config.duramen_cleaner_retry_ms)
+    return plan_view(PartitionView.of(store, topic, number, config), topic, options, budget_of(store))
+
+
+def plan_view(view: PartitionView, topic: Topic, options: PlanOptions, budget: Budget) -> PartitionPlan:
+    """The same of a partition that was looked at."""
+    basis, number = _basis(topic, view), view.look.partition.partition
     rolls_active = view.rolls_active(options.now_ms)
     if options.flushed and rolls_active:
         view = view.rolled()
@@ -147,7 +157,7 @@ def plan_partition(
     sources = [s for s in view.state.segments[:-1] if s.base_offset < found.first_uncleanable_offset]
     work = None
     if sources and config.compact:
-        work = view.work(found, now_ms=options.now_ms, budget=budget_of(store))
+        work = view.work(found, now_ms=options.now_ms, budget=budget)
     groups = groups_of(work, work.segments) if work is not None else ()
     plan = PartitionPlan(
         topic=topic.name,
@@ -162,22 +172,31 @@ def plan_partition(
         paused=config.duramen_compaction_paused,
         compacted=config.compact,
         settings_unknown=topic.settings_unknown,
-        set_aside=options.failures.get((topic.id, number)),
+        set_aside=_set_aside(view, topic.id, options),
         next_horizon_ms=facts.next_horizon_ms,
         unfinished=view.state.swap is not None,
         largest_group_bytes=max((sum(source.size_bytes for source in group) for group in groups), default=0),
         basis=basis,
         work=work,
+        fs=view.look.fs,
     )
     return plan.with_room(options)
 
 
-def _basis(view: PartitionView) -> tuple[object, ...]:
-    topic, state = view.topic, view.state
+def _set_aside(view: PartitionView, topic_id: str, options: PlanOptions) -> SetAside | None:
+    """By the receipts that lie with the list, or as the options have it."""
+    own = None if options.force else last_failures(view.look.runs, options.retry_ms)
+    if own is not None and holds(own, options.now_ms):
+        return own
+    return options.failures.get((topic_id, view.look.partition.partition))
+
+
+def _basis(topic: Topic, view: PartitionView) -> tuple[object, ...]:
+    state = view.state
     return topic.id, topic.config_version, state.generation, state.first_dirty_offset, state.log_start_offset
 
 
-def compacted_partitions(store: OpenStore, topics: Sequence[str] | None = None) -> Iterator[tuple[Topic, int]]:
+def compacted_partitions(store: ReadableStore, topics: Sequence[str] | None = None) -> Iterator[tuple[Topic, int]]:
     """Every partition of the named topics, or of all that are compacted. Raises UnknownTopic, NotCompacted."""
     named = store.topics() if topics is None else [store.topic(name) for name in topics]
     for topic in named:

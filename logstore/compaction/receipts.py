@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from logstore.cleaner.work import PassReport
+from logstore.compaction.failures import KIND
 from logstore.compaction.planning import PartitionPlan
-from logstore.errors import DuramenError
+from logstore.errors import CleaningAborted, DuramenError
 from logstore.ledger import RunRow
-from logstore.ledger.rows import DONE
+from logstore.ledger.rows import ABANDONED, DONE, FAILED, RUNNING
 from logstore.topic import TopicPartition
+
+#: characters of the reason of a failure
+REASON_MAX = 4000
 
 
 class Skip(Enum):
@@ -20,7 +24,7 @@ class Skip(Enum):
     NOT_DUE = "not_due"
     #: another process is at work on it
     TAKEN = "taken"
-    #: the run was told to stop
+    #: the run was stopped
     STOPPING = "stopping"
     DRY_RUN = "dry_run"
     #: by an earlier job of the same Airflow run
@@ -59,6 +63,31 @@ def plan_details(plan: PartitionPlan) -> dict[str, object]:
         "read_bytes": plan.read_bytes,
         "extra_bytes": plan.extra_bytes,
     }
+
+
+def begun_row(
+    plan: PartitionPlan, run_id: str, *, engine: str, airflow_run_id: str | None = None, started_ms: int
+) -> RunRow:
+    """Of a pass that begins."""
+    return RunRow(
+        run_id=run_id,
+        kind=KIND,
+        topic_id=plan.topic_id,
+        topic=plan.topic,
+        partition=plan.partition,
+        engine=engine,
+        started_ms=started_ms,
+        result=RUNNING,
+        reason=plan.why,
+        airflow_run_id=airflow_run_id,
+        details=json.dumps(plan_details(plan)),
+    )
+
+
+def failed_row(row: RunRow, error: DuramenError, seconds: float, ended_ms: int) -> RunRow:
+    """Of a pass that failed, or was told to stop."""
+    result = ABANDONED if isinstance(error, CleaningAborted) else FAILED
+    return replace(row, ended_ms=ended_ms, result=result, reason=str(error)[:REASON_MAX], seconds=seconds)
 
 
 def finished_row(row: RunRow, report: PassReport, plan: PartitionPlan, ended_ms: int) -> RunRow:

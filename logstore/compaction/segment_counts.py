@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from logstore.cleaner.work import PassReport
+from logstore.cleaner.work import Cleaned, PassReport
 from logstore.ledger import Ledger, SegmentRow
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
@@ -54,16 +54,29 @@ def counted(known: list[SegmentRow], listed: frozenset[int], report: PassReport,
     """True counts of the segments the pass went through; what it did not touch keeps the row it had."""
     rows = {row.base_offset: row for row in known if row.base_offset in listed}
     for done in report.cleaned:
-        for at, segment in enumerate(done.segments):
+        counts = counts_of_group(done)
+        for segment in done.segments:
             if segment.base_offset not in listed:
                 continue
             before = rows.get(segment.base_offset)
+            keys, tombstones = counts[segment.base_offset]
             rows[segment.base_offset] = SegmentRow(
                 segment.base_offset,
                 segment.size_bytes,
                 segment.records,
-                done.keys if done.keys is not None and len(done.segments) == 1 else segment.records,
-                done.counts.tombstones if at == 0 else 0,  # known of the group as a whole
+                keys,
+                tombstones,
                 run_id if done.changed or before is None else before.run_id,
             )
     return [rows[base] for base in sorted(rows)]
+
+
+def counts_of_group(done: Cleaned) -> dict[int, tuple[int, int]]:
+    """Keys and tombstones of each segment of a group, by base offset."""
+    return {
+        segment.base_offset: (
+            done.keys if done.keys is not None and len(done.segments) == 1 else segment.records,
+            done.counts.tombstones if at == 0 else 0,  # known of the group as a whole
+        )
+        for at, segment in enumerate(done.segments)
+    }

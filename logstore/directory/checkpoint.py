@@ -191,7 +191,7 @@ def read_partition_metadata(fs: FileSystem, path: str, *, limits: Limits = DEFAU
     except ValueError as error:
         raise line.corrupt(f"topic id {_shown(text)} is not a base64url UUID") from error
     if topic_id.int == 0:
-        raise line.corrupt("the all-zero topic id is no topic's")
+        raise line.corrupt("the all-zero topic id is not valid")
     return PartitionMetadata(format_uuid(topic_id), version)
 
 
@@ -212,7 +212,7 @@ def write_partition_metadata(fs: FileSystem, path: str, topic_id: str, *, durabl
 def partition_metadata(topic_id: str) -> bytes:
     """What the file holds; it has no newline at its end, as Kafka writes it."""
     if parse_uuid(topic_id).int == 0:
-        raise ValueError("the all-zero topic id is no topic's")
+        raise ValueError("the all-zero topic id is not valid")
     return f"version: {PARTITION_METADATA_VERSION}\ntopic_id: {topic_id}".encode("ascii")
 
 

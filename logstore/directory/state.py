@@ -149,7 +149,7 @@ def owner_of(path: str) -> str | None:
 
 
 def encode_state(state: PartitionState, owner: str | None = None) -> bytes:
-    """With `owner`, it is recognised as damage when it turns up in the place of another."""
+    """With `owner`, it is recognised as damage when it turns up in place of another."""
     body = {
         "generation": state.generation,
         "log_start_offset": state.log_start_offset,

@@ -48,7 +48,7 @@ class Swap:
 
 
 def swap_in(fs: FileSystem, directory: str, state_path: str, state: PartitionState, swap: Swap) -> PartitionState:
-    """Put the new segments in the place of the old ones; returns the state it wrote.
+    """Put the new segments in place of the old ones; returns the state it wrote.
 
     The caller holds the partition lock and has read `state` under it. Raises SegmentsChanged when the list no longer
     names exactly these segments; then nothing was touched.

@@ -40,7 +40,7 @@ def is_of_version(data: bytes, version: int) -> bool:
     """Whether a whole commit file can be the one of this version: it says so.
 
     One of an older release is known by its data file, which is named for the newest row: that is of the commit's own
-    version, or older where the commit puts it in the place of others.
+    version, or older where the commit puts it in place of others.
     """
     actions = [json.loads(line) for line in data.decode().split("\n") if line]
     if any("metaData" in action for action in actions):  # the commit that makes the table; nothing changes it later

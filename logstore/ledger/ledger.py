@@ -65,7 +65,7 @@ class Ledger:
         self._clock = clock
         if _UNUSABLE.search(self.path):
             raise LedgerError(
-                "delta-rs takes a path with a backslash, a control character or % and two hex digits for another one",
+                "delta-rs cannot open a path with a backslash, a control character or % and two hex digits",
                 file=self.path,
                 hint="Move the store.",
             )

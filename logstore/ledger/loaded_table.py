@@ -25,9 +25,9 @@ from logstore.directory.trees import remove_tree
 from logstore.directory.unsynced import is_unsynced
 from logstore.errors import LedgerError, ReadOnlyStore
 from logstore.files import FileSystem, read_whole
+from logstore.forks import DELTA
 from logstore.ledger.data_file import DATA_FILE_BYTES_MAX, DataFile, empty_table, parse_data
 from logstore.ledger.delta_log import GRACE_MS, LOG_FOLDER, RECOVER, DeltaLog, Torn, sync_file
-from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.read_only import check_writable
 
@@ -62,7 +62,7 @@ class LoadedTable:
         #: every commit up to this one was read, found whole, and synced
         self._durable_version = -1
         self._checkpoint_version = -1
-        enter_delta()
+        DELTA.enter()
         if not fs.exists(self._log.folder):
             with self._gate.alone():
                 self._create()
@@ -74,7 +74,7 @@ class LoadedTable:
 
     def run(self, work: Callable[[], T]) -> T:
         """The result of `work` on the newest version, whose files stay in place meanwhile."""
-        enter_delta()  # before the lock: a thread that the child does not have may hold it
+        DELTA.enter()  # before the lock: a thread that the child does not have may hold it
         with self._mutex:
             try:
                 return self._among_others(work)

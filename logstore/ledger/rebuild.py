@@ -1,4 +1,4 @@
-"""Puts a table of given rows and transactions in the place of a damaged one, which is set aside in `torn/`.
+"""Puts a table of given rows and transactions in place of a damaged one, which is set aside in `torn/`.
 
     build beside it → `NAME.rebuilt`, complete and synced → the old one to `torn/` → `NAME.rebuilt` to its place
 
@@ -22,10 +22,10 @@ from logstore.clock import Clock
 from logstore.directory.trees import remove_tree
 from logstore.directory.unsynced import clear_unsynced
 from logstore.files import FileSystem, make_directory, replace_file
+from logstore.forks import DELTA
 from logstore.ledger.commit_file import OF_VERSION, SEAL, seal_of
 from logstore.ledger.data_file import write_data
 from logstore.ledger.delta_log import HINT_NAME, LOG_FOLDER, TORN, sync_file
-from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.loaded_table import PROPERTIES, REBUILT, finish_rebuild
 from logstore.ledger.proof import remove_proofs
@@ -76,7 +76,7 @@ def rebuild_table(fs: FileSystem, clock: Clock, path: str, contents: Contents) -
 def _build(fs: FileSystem, clock: Clock, path: str, contents: Contents) -> None:
     schema, rows, transactions = contents.schema, contents.rows, contents.transactions
     version = contents.version + VERSIONS_FREE
-    enter_delta()
+    DELTA.enter()
     remove_tree(fs, path)
     log = os.path.join(path, LOG_FOLDER)
     table = DeltaTable.create(path, schema, configuration=dict(PROPERTIES))

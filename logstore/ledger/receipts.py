@@ -21,7 +21,8 @@ KEPT_EACH, KEPT_ERASING_EACH = 8, 4
 #: receipts are not looked through before there are this many, nor before they doubled
 ROWS_MIN = 4096
 _ENDED = ("done", "failed", "abandoned")
-_ERASES = ("tombstone", "aborted")
+#: what these took is gone for good
+ERASES = ("tombstone", "aborted")
 
 
 def is_due(rows: int, kept_before: int) -> bool:
@@ -51,7 +52,7 @@ def pruned(rows: pa.Table, *, version: int) -> pa.Table:
             newest[key] += 1
             kept[at] = True
         elif erasing[key] < KEPT_ERASING_EACH and any(
-            count and reason in _ERASES for reason, count in removed[at] or ()
+            count and reason in ERASES for reason, count in removed[at] or ()
         ):
             erasing[key] += 1
             kept[at] = True

@@ -248,7 +248,7 @@ def check_number(name: str, number: int) -> None:
 def check_text(name: str, text: str, *, empty: bool = False, chars_max: int = TEXT_CHARS_MAX) -> None:
     """Texts go into JSON and Parquet, so they must be UTF-8 and of a sane length."""
     if not text and not empty:
-        raise InvalidCommit(f"the {name} is never empty")
+        raise InvalidCommit(f"the {name} must not be empty")
     if len(text) > chars_max:
         raise InvalidCommit(f"the {name} has at most {chars_max} characters, this one has {len(text)}")
     try:

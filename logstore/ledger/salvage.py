@@ -19,10 +19,10 @@ from deltalake.exceptions import DeltaError
 
 from logstore.address_space import check_address_space
 from logstore.files import FileSystem, read_whole
+from logstore.forks import DELTA
 from logstore.ledger.commit_file import is_of_version, is_whole
 from logstore.ledger.data_file import DATA_FILE_BYTES_MAX, empty_table, parse_data, parse_parquet
 from logstore.ledger.delta_log import CHECKPOINT_NAME, COMMIT_NAME, HINT_NAME, LOG_FILE_BYTES_MAX, LOG_FOLDER
-from logstore.ledger.forks import enter_delta
 from logstore.ledger.gate import Gate
 from logstore.ledger.loaded_table import REBUILT, raise_system_error
 from logstore.ledger.proof import is_as_proved, read_proofs
@@ -200,7 +200,7 @@ def _read_live(fs: FileSystem, found: Salvage, log: _Log, schema: pa.Schema) -> 
 
 def _check_loads(found: Salvage, schema: pa.Schema) -> None:
     """What the log says of itself (columns, protocol) has no checksum: it holds if delta-rs takes it."""
-    enter_delta()
+    DELTA.enter()
     try:
         columns = DeltaTable(found.path).schema().to_json()
     except (DeltaError, OSError) as error:

@@ -36,10 +36,10 @@ from logstore.clock import Clock
 from logstore.directory.unsynced import is_unsynced
 from logstore.errors import CommitConflict, CommitUnknown, DuramenError, LedgerError
 from logstore.files import FileSystem, replace_file
+from logstore.forks import DELTA
 from logstore.ledger.commit_file import OF_VERSION, SEAL, is_whole, seal_of
 from logstore.ledger.data_file import DataFile, files_to_merge, write_data
 from logstore.ledger.delta_log import GRACE_MS, RECOVER, Torn, delete_superseded, sync_file
-from logstore.ledger.forks import enter_delta
 from logstore.ledger.loaded_table import LoadedTable
 from logstore.ledger.proof import read_proofs, write_proof
 
@@ -75,12 +75,12 @@ class LedgerTable(LoadedTable):
     # --- writing ------------------------------------------------------------------------------------------------
 
     def write(self, prepare: Callable[[], Change]) -> int:
-        """Commit what `prepare` makes of the newest version; returns the version it became.
+        """Commit what `prepare` returns for the newest version; returns the version it became.
 
         `prepare` is asked again after a lost race, and may raise to give up. Raises CommitUnknown when it cannot be
         said whether the commit happened, OSError when it certainly did not.
         """
-        enter_delta()
+        DELTA.enter()
         with self._mutex:
             version = self.run(lambda: self._commit(prepare))
             if version - self._checkpoint_version >= self._upkeep_every:
@@ -132,13 +132,13 @@ class LedgerTable(LoadedTable):
                 # delta-rs reads a table without it, but does not commit to it.
                 raise LedgerError("the commit file is missing", file=self._log.commit_path(version - 1), hint=RECOVER)
             if winner is None:
-                raise CommitUnknown(f"no commit {version} came of it: {failure}", file=self.path) from failure
+                raise CommitUnknown(f"commit {version} may not have happened: {failure}", file=self.path) from failure
             if name.encode() not in winner:
                 with contextlib.suppress(OSError):
                     self._fs.unlink(path)  # else the next upkeep finds it
                 return False
             if not is_whole(winner):  # else the next process would take it for torn
-                raise CommitUnknown(f"commit {version} does not read back as it was meant", file=self.path)
+                raise CommitUnknown(f"commit {version} does not read back as it was written", file=self.path)
             self._log.sync_commits([version])
             if is_unsynced(self._fs, self.path):  # the system reports an error once, perhaps to another process
                 raise CommitUnknown(f"another process could not sync commit {version}", file=self.path)
@@ -162,7 +162,7 @@ class LedgerTable(LoadedTable):
 
     def maintain(self, *, wait_ms: int = 30_000) -> None:
         """Merge, checkpoint, delete what is superseded. Raises LockHeld when others stay inside for `wait_ms`."""
-        enter_delta()
+        DELTA.enter()
         with self._mutex, self._gate.alone(wait_ms):
             try:
                 self._refresh()

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from logstore.errors import (
     AccessDenied,
     DuramenError,
-    ForkedProcess,
     InvalidConfig,
     ObjectChanged,
     ObjectExists,
@@ -30,6 +29,7 @@ from logstore.errors import (
     RequestConflict,
     UnknownBucket,
 )
+from logstore.forks import OBJECT_STORAGE
 from logstore.limits import MIB
 from logstore.objects.objects import Bytes, Head, Version, check_key
 
@@ -65,9 +65,6 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _METADATA = re.compile(r"https?://(169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal)/")
 #: a request that never left
 _NOT_SENT = re.compile(r"ConnectError|ConnectionRefused|dns error|tcp connect error")
-
-#: the process that made the first request
-_user: int | None = None
 
 
 class RemoteObjects:
@@ -185,7 +182,7 @@ class RemoteObjects:
         return self._ask(action, check_key(key), request, writes=False)
 
     def _ask(self, action: str, key: str, request: Callable[[ObjectStore], _T], *, writes: bool) -> _T:
-        _enter()
+        OBJECT_STORAGE.enter()
         if self._opened is None:
             self._opened = self._open()
         from obstore.exceptions import BaseError
@@ -274,18 +271,6 @@ class RemoteObjects:
                 "give executors credentials by their environment or their role"
             )
         return "Look at the credentials (environment, role or storage options), their rights and their expiry"
-
-
-def _enter() -> None:
-    global _user
-    this = os.getpid()
-    if _user is None:
-        _user = this
-    elif _user != this:
-        raise ForkedProcess(
-            f"process {this} was forked from process {_user}, which had used object storage; it would hang",
-            hint="Start processes by multiprocessing's 'spawn' or 'forkserver', or use the store only after the fork",
-        )
 
 
 def _checked(url: str) -> str:

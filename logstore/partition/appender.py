@@ -218,7 +218,7 @@ class Appender:
             write_snapshot(self._fs, path, (), sync=False)  # as a log without producers has it; synced by the flush
         self._list_changed = True
 
-    def go_on_at(self, offset: int) -> None:
+    def continue_at(self, offset: int) -> None:
         """Let the log end at `offset`, above its last record: a segment begins there, which says so."""
         self.end_offset = offset
         if self.active.base_offset != offset:

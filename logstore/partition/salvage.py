@@ -119,6 +119,8 @@ class Partition:
     known_losses: tuple[Loss, ...] = ()
     #: it comes from a broker: gaps between its segments are as they were there
     imported: bool = False
+    #: nothing above was ever compacted or deleted, and staging may still have it; None: not known
+    flushed_offset: int | None = None
 
     @property
     def log_start_offset(self) -> int:
@@ -136,6 +138,7 @@ class Partition:
     @property
     def compacted_offset(self) -> int:
         """Below this compaction may have left offsets out."""
+        most = INT64_MAX if self.flushed_offset is None else self.flushed_offset
         if self.state is not None:
-            return max(self.state.first_dirty_offset, self.state.thinned_offset)
-        return INT64_MAX if "compact" in self.config.cleanup_policy else 0
+            return min(max(self.state.first_dirty_offset, self.state.thinned_offset), most)
+        return most if "compact" in self.config.cleanup_policy else 0

@@ -91,6 +91,8 @@ class _Planner:
 
     def plan(self) -> Salvage:
         bases, unlisted = self._bases()
+        if (missing := self._missing_front(bases)) is not None:
+            bases.insert(0, missing)
         if bases and self._given.state is None:
             self._plan.log_start_offset = self._start = bases[0]
         for at, base in enumerate(bases):
@@ -124,6 +126,17 @@ class _Planner:
             bases = [base for base in bases if base <= self._given.committed] or bases[:1]
         return bases, unlisted
 
+    def _missing_front(self, bases: list[int]) -> int | None:
+        """Where a segment was in front of those that are there, which no list tells of: what was never flushed was not
+        deleted, either.
+        """
+        given = self._given
+        if given.is_listed or given.flushed_offset is None or given.committed is None:
+            return None
+        begin = max(self._start, given.flushed_offset) if bases else self._start
+        is_unflushed = given.flushed_offset < given.committed
+        return begin if is_unflushed and begin < (bases[0] if bases else given.committed) else None
+
     def _listed_bytes(self, base: int) -> int | None:
         entries = self._given.state.segments if self._given.state and base in self._listed else ()
         return next((entry.size_bytes for entry in entries if entry.base_offset == base), None)
@@ -136,8 +149,7 @@ class _Planner:
         found = SegmentSalvage(base, high, listed, None)
         path = self._path(base)
         if not self._fs.exists(path):
-            if self._given.state is not None and (high > max(base, self._start) or following is None):
-                found.rewrite = True
+            found.rewrite = high > max(base, self._start) or following is None
             return found
         file = self._fs.open(path)
         try:

@@ -88,7 +88,7 @@ def decode_snapshot(data: bytes, *, file: str | None = None) -> list[SnapshotEnt
             raise CorruptSnapshot(
                 f"producer {entry.producer_id} is there twice"
                 if entry.producer_id in seen
-                else f"snapshot entry that makes no sense: {entry}",
+                else f"invalid snapshot entry: {entry}",
                 file=file,
                 position=_HEADER_BYTES + len(entries) * ENTRY_BYTES,
             )

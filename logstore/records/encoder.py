@@ -1,7 +1,7 @@
 """Columns to v2 record batches.
 
 An `Encoder` owns its buffers and reuses them: what it yields is valid until the next step. Batches are cut by size
-exactly as asked, whatever the buffers' sizes; offsets start at 0 in every batch set unless told otherwise, since a
+exactly as asked, whatever the buffers' sizes; offsets start at 0 in every batch set unless asked otherwise, since a
 log assigns them anyway.
 """
 

@@ -208,7 +208,7 @@ class OffsetMap:
         With `only_known` no key is added: records of older segments compete with those in the map.
         """
         while True:
-            put = self.put_what_fits(
+            put = self.put_some(
                 table,
                 first,
                 last,
@@ -225,7 +225,7 @@ class OffsetMap:
         self.count(put.records)
         return put
 
-    def put_what_fits(
+    def put_some(
         self,
         table: BatchTable,
         first: int,

@@ -36,7 +36,7 @@ def follow(
     wait: bool,
     committed: bool = True,
 ) -> Iterator[Followed]:
-    """See `OpenStore.follow`. Without `wait` it ends where the topics end."""
+    """See `Reads.follow`. Without `wait` it ends where the topics end."""
     names = [name] if isinstance(name, str) else sorted(set(name))
     if not names:
         raise InvalidConfig("no topic to follow is named")

@@ -65,7 +65,7 @@ def latest_in_partition(store: ReadableStore, topic: Topic, number: int, key: by
     finally:
         reader.close()
     raise SegmentsChanged(
-        f"compaction or retention changed the log each of {_LOOKS_MAX} times a key was looked for",
+        f"compaction or retention changed the log during each of {_LOOKS_MAX} lookups",
         partition=topic.partition(number),
         hint="Try again",
     )

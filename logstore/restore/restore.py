@@ -24,7 +24,7 @@ from logstore.partition.losses import clipped, lost_offsets
 from logstore.partition.reading import LogView
 from logstore.records.arrow import to_arrow
 from logstore.records.columns import DecodedColumns
-from logstore.restore.visibility import visible_ends
+from logstore.restore.visibility import ends_beside_others
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
@@ -104,10 +104,11 @@ def plan_restore(
     order = Order.of(store.log_config(topic))
     if since_offsets is not None and not order.by_offset:
         raise InvalidConfig(
-            f"since_offsets would miss what counts in topic {name}: {order} does, which may be an older record",
+            f"since_offsets could miss records of topic {name}: {order} decides which record of a key is the latest, "
+            "which may be an older record",
             hint="Restore everything, without since_offsets",
         )
-    latest = visible_ends(store, [topic])[topic.id].visible(committed=True)
+    latest = ends_beside_others(store, topic).visible(committed=True)
     ends = list(latest)
     if as_of_offsets is not None:
         ends = _checked(topic, as_of_offsets, latest, "as_of_offsets")
@@ -115,7 +116,7 @@ def plan_restore(
         if as_of_timestamp_ms < 0:
             raise InvalidConfig(f"as_of_timestamp_ms is {as_of_timestamp_ms}; expected milliseconds from 0 up")
         for number in range(topic.partitions):
-            later = store.reader(topic, number).offset_for_timestamp(as_of_timestamp_ms + 1)
+            later = store.reader(topic, number, end_offset=latest[number]).offset_for_timestamp(as_of_timestamp_ms + 1)
             ends[number] = latest[number] if later is None else min(later.offset, latest[number])
     states = [store.partition_state(topic, number) for number in range(topic.partitions)]
     if not allow_thinned:
@@ -162,7 +163,7 @@ def _check_exact(topic: Topic, exact_from: Mapping[int, int | None]) -> None:
     if not thinned:
         return
     raise HistoryCompacted(
-        f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be had as of that moment: "
+        f"{', '.join(f'{topic.name}-{number}' for number in thinned)} can no longer be restored as of that moment: "
         f"compaction or retention removed records; exact from "
         f"{', '.join(f'offset {offset} of partition {number}' for number, offset in thinned.items())} on",
         partition=topic.partition(min(thinned)),
@@ -222,7 +223,7 @@ def restore_partition(
 
     try:
         yield from latest_records(
-            store.reader(topic, number),
+            store.reader(topic, number, end_offset=end),
             plan.start_offsets[number],
             end,
             wanted=Wanted(tombstones=tombstones, committed=True, headers=headers, memory_bytes=memory_bytes),

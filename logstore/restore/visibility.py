@@ -9,24 +9,26 @@ Isolation, in Kafka's terms:
   aborted transactions. Compaction does not change what it returns of a key's latest record.
 
 What answers with state is always read_committed: `get`, `restore`, increments and Delta tables. What streams records
-takes a level: `OpenStore.follow` read_committed unless told otherwise; `consume` and the Spark source read_uncommitted
-unless told otherwise, as Kafka's own consumers. `prove-erased`, `verify` and `dump` look at bytes, so they see
+takes a level: `OpenStore.follow` read_committed unless asked otherwise; `consume` and the Spark source read_uncommitted
+unless asked otherwise, as Kafka's own consumers. `prove-erased`, `verify` and `dump` look at bytes, so they see
 everything. Transactions come from imported topics only: what this store commits itself is never open and never
 aborted.
 
 Several topics: one commit may write to several. Its topics are published one after the other, but all of them are
 appended before the first is published, and what is published first says how far the others are (`TopicEnds.joint`).
 Whoever reads several topics takes the higher of both for each, and so sees a commit in all its topics or in none,
-also when its writer died between two of them.
+also when its writer died between two of them. A restore reads one topic, at a moment of its own; it, too, takes the
+higher of both, so that a commit that one restore has shown is in every later one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
 from logstore.directory.ends import TopicEnds
-from logstore.errors import LockHeld
+from logstore.errors import DuramenError, LockHeld
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
@@ -56,9 +58,27 @@ def visible_ends(store: ReadableStore, topics: Sequence[Topic]) -> dict[str, Top
         if look >= _LOOKS_AT_ONCE:
             time.sleep(_LOOK_AGAIN_S)
     raise LockHeld(
-        f"the ends of {', '.join(topic.name for topic in distinct)} moved each of {_LOOKS_MAX} times they were read",
+        f"the ends of {', '.join(topic.name for topic in distinct)} changed during each of {_LOOKS_MAX} reads",
         hint="Try again",
     )
+
+
+def ends_beside_others(store: ReadableStore, topic: Topic) -> TopicEnds:
+    """The ends of one topic, no less far than what topics that were read before have shown of common commits.
+
+    So several topics that are restored one after the other have such a commit in each from the first one on that has
+    it. Raises CorruptState, UnknownTopic.
+    """
+    at_once = store.ends_at_once([topic])
+    if at_once is not None:
+        return at_once[topic.id]
+    ends: dict[str, TopicEnds] = {}
+    for name in store.topic_names():
+        with contextlib.suppress(DuramenError):  # nobody can have read that one
+            other = store.topic(name)
+            ends[other.id] = store.ends(other)
+    # Its own come last: whoever published it meanwhile no longer says how far it is.
+    return _joined(topic.id, store.ends(topic), ends)
 
 
 def _seen(ends: TopicEnds) -> tuple[object, ...]:

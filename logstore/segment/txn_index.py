@@ -51,7 +51,7 @@ def decode_entries(data: bytes, *, file: str | None = None, position: int = 0) -
         # no upper bound on the last stable offset: Kafka may take it from a transaction begun later in the same append
         if producer_id < 0 or not 0 <= first_offset < last_offset or last_stable_offset < 0:
             raise CorruptIndex(
-                f"transaction index entry that makes no sense: producer {producer_id}, offsets {first_offset} to "
+                f"invalid transaction index entry: producer {producer_id}, offsets {first_offset} to "
                 f"{last_offset}, last stable offset {last_stable_offset}",
                 file=file,
                 position=position,

@@ -56,7 +56,7 @@ def _names_missing_rights(opens: Callable[Given, None]) -> Callable[Given, None]
             opens(*given, **named)
         except PermissionError as error:
             raise AccessDenied(
-                "this user may not read the store",
+                "this user has no right to read the store",
                 file=error.filename,
                 hint="Use the owner's account, or give this user's group access to the store.",
             ) from error

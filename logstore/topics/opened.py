@@ -15,16 +15,19 @@ from logstore.config import LogConfig
 from logstore.directory.deletion import sweep_deleted
 from logstore.directory.ends import TopicEnds, read_ends, write_ends
 from logstore.directory.locks import FileLock
-from logstore.directory.state import PartitionState, read_state
+from logstore.directory.state import PartitionState, SegmentEntry, read_state
 from logstore.directory.tails import PartitionTail, TopicTails, remove_old_tail
 from logstore.errors import (
     CorruptState,
+    DamagedLog,
     InvalidTopic,
     LockHeld,
 )
 from logstore.files import make_directory
+from logstore.partition.roll import max_segment_ms
 from logstore.segment.names import FileKind, file_name
 from logstore.topic import TopicPartition
+from logstore.topics.looking import PartitionLook, first_header
 from logstore.topics.open_topics import OpenTopics
 from logstore.topics.places import segments_at, topic_id_at
 from logstore.topics.registry import Topic
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 class OpenStore(OpenTopics):
     """Close it, or use it as a context manager."""
+
+    poll_s = 0.1
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
@@ -55,7 +60,7 @@ class OpenStore(OpenTopics):
                         "the topic has records but nothing says which are committed",
                         file=path,
                         partition=topic.partition(number),
-                        hint="`duramen recover` takes them all.",
+                        hint="`duramen recover` treats all of them as committed.",
                     )
         return ends
 
@@ -95,6 +100,45 @@ class OpenStore(OpenTopics):
                 "the partition's segment list is gone", file=path, partition=partition, hint="Run `duramen recover`."
             )
         return state or PartitionState()
+
+    def look(self, topic: Topic, number: int) -> PartitionLook:
+        """The partition as planning sees it, by its small files. Raises UnknownTopic, CorruptState."""
+        partition, state, ends = topic.partition(number), self.partition_state(topic, number), self.ends(topic)
+        directory, end = self.layout.partition(partition), ends.high_watermarks[number]
+
+        def active_bytes() -> int:
+            return (self.active_bytes(topic, number, state) or 0) if state.segments else 0
+
+        def closed() -> tuple[SegmentEntry, ...]:
+            active = replace(state.segments[-1], size_bytes=active_bytes())
+            return (active, SegmentEntry(end, 0, -1))
+
+        def closes(config: LogConfig, now_ms: int) -> bool:
+            if not active_bytes():
+                return False
+            path = os.path.join(directory, file_name(state.segments[-1].base_offset, FileKind.LOG))
+            first = first_header(self.fs, path)
+            first_ms = -1 if first is None else first.max_timestamp_ms
+            return first_ms >= 0 and now_ms - first_ms > max_segment_ms(config)
+
+        def newest_ms() -> int:
+            tail = self.tail(topic, number)
+            return tail.tail.largest_timestamp_ms if tail else -1
+
+        return PartitionLook(
+            partition,
+            directory,
+            self.fs,
+            state,
+            high_watermark=end,
+            last_stable_offset=ends.last_stable_offsets[number],
+            recovery_point=ends.recovery_points[number],
+            limits=self.limits,
+            active_bytes=active_bytes,
+            closed=closed,
+            newest_ms=newest_ms,
+            closes=closes,
+        )
 
     def high_watermark(self, topic: Topic, number: int) -> int:
         """Where readers must stop, as of now."""
@@ -255,14 +299,23 @@ class OpenStore(OpenTopics):
         return sum(each.size_bytes for each in state.segments[:-1]) + (self.active_bytes(topic, number, state) or 0)
 
     def cut_unpublished(self, log: PartitionLog, topic: Topic, high_watermark: int) -> None:
-        """Cut what was never published. Raises CorruptState when nothing says what was."""
+        """Cut what was never published. Raises CorruptState when nothing says what was, DamagedLog when some of it is
+        missing.
+        """
+        if log.log_end_offset < high_watermark:
+            raise DamagedLog(
+                f"committed up to {high_watermark}, but the log ends at {log.log_end_offset}",
+                partition=log.partition,
+                offset=log.log_end_offset,
+                hint="`duramen recover` continues after the loss",
+            )
         if log.log_end_offset > high_watermark:
             if not self.fs.exists(self.layout.ends(topic.id)):
                 raise CorruptState(
                     "the topic has records but nothing says which are committed",
                     file=self.layout.ends(topic.id),
                     partition=log.partition,
-                    hint="`duramen recover` takes them all.",
+                    hint="`duramen recover` treats all of them as committed.",
                 )
             log.truncate_to(high_watermark)
 
@@ -272,7 +325,7 @@ class OpenStore(OpenTopics):
         return topic_id_at(self.fs, directory, limits=self.limits)
 
     def is_gone(self, topic_id: str) -> bool:
-        """Whether the topic was deleted for certain: a mark says so, or a finished deletion has left nothing of it."""
+        """Whether the topic was certainly deleted: a mark says so, or a finished deletion has left nothing of it."""
         return self.marks.is_deleted(topic_id) or not (
             self.fs.exists(self.layout.topic_state(topic_id))
             or topic_id in self.marks.ids()

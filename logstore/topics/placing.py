@@ -153,7 +153,7 @@ def check_place(store: OpenStore, topic: Topic, first: int = 0, *, clear: bool =
 def _stray(store: OpenStore, partition: TopicPartition, carried: str | None) -> StrayDirectory:
     whose = f"belongs to topic id {carried}" if carried else "does not say whose it is"
     return StrayDirectory(
-        f"the directory in the place of {partition} {whose}; it is left as it is",
+        f"the directory at the place of {partition} {whose}; it is left as it is",
         partition=partition,
         file=store.layout.partition(partition),
         hint="`duramen recover --dry-run` says what can be done about it.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from logstore.clock import Clock
-from logstore.config import LogConfig, Resolved
+from logstore.config import BrokerConfig, LogConfig, Resolved
 from logstore.directory.ends import TopicEnds
 from logstore.directory.state import PartitionState
 from logstore.limits import Limits
+from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ class ReadableStore(Protocol):
     @property
     def path(self) -> str: ...
 
+    @property
+    def poll_s(self) -> float:
+        """How often to look for news where nobody says otherwise."""
+
     def topic_names(self) -> list[str]: ...
     def topics(self) -> list[Topic]: ...
 
@@ -37,6 +42,16 @@ class ReadableStore(Protocol):
 
     def topic_settings(self, topic: Topic | None = None) -> dict[str, Resolved]: ...
     def log_config(self, topic: Topic) -> LogConfig: ...
+    def resolve(self, configs: Mapping[str, object]) -> dict[str, Resolved]: ...
+
+    @property
+    def broker_config(self) -> BrokerConfig: ...
+
+    def broker_settings(self) -> dict[str, Resolved]:
+        """The settings of the store as a whole, each with its source."""
+
+    def given(self, name: str) -> Any:
+        """The value of one of them where somebody gave one; None where it is the default."""
 
     def ends(self, topic: Topic) -> TopicEnds:
         """As of now."""
@@ -46,4 +61,7 @@ class ReadableStore(Protocol):
 
     def high_watermark(self, topic: Topic, number: int) -> int: ...
     def partition_state(self, topic: Topic, number: int) -> PartitionState: ...
+    def look(self, topic: Topic, number: int) -> PartitionLook:
+        """The partition at one moment, as planning and figures see it."""
+
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...

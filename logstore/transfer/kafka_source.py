@@ -99,7 +99,7 @@ def stopped_source(fs: FileSystem, directory: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_regular_files() -> Iterator[None]:
-    """Turns what a FIFO or a directory in the place of a file gives into ImportRefused."""
+    """Turns what a FIFO or a directory in place of a file gives into ImportRefused."""
     try:
         yield
     except (NotRegularFile, IsADirectoryError) as error:

@@ -21,7 +21,7 @@ from logstore.topic import TopicPartition
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.retention import committer_of
-from logstore.upkeep.salvage import Looked, look
+from logstore.upkeep.salvage import KnownEnds, Looked, look
 
 if TYPE_CHECKING:
     from logstore.commit.committer import Committer
@@ -110,7 +110,7 @@ def recover(
         result = known.ends or TopicEnds.empty(topic.partitions)
         for number in chosen:
             with store.locks.partition(topic.id, number, what=what):
-                looked = _look(store, topic, number, known, readmit=readmit, dry_run=dry_run)
+                looked = look(store, topic, number, known, readmit=readmit, dry_run=dry_run)
                 report = _planned(topic.partition(number), looked)
                 if not dry_run:
                     if allowed is not None:
@@ -149,51 +149,7 @@ def repair_partitions(
     }
 
 
-def _look(store: OpenStore, topic: Topic, number: int, known: _KnownEnds, *, readmit: bool, dry_run: bool) -> Looked:
-    return look(
-        store,
-        topic,
-        number,
-        committed=None if known.ends is None else known.decided[number],
-        at_least=known.decided[number],
-        rows=known.rows,
-        readmit=readmit,
-        dry_run=dry_run,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownEnds:
-    """Where the topic's partitions end, by its `ends` and by the ledger."""
-
-    ends: TopicEnds | None
-    #: the high watermarks, or what the ledger decided beyond them
-    decided: tuple[int, ...] = ()
-    #: the last commit that `decided` covers
-    sequence: int = 0
-    #: commits whose staged files may still be there
-    rows: tuple[CommitRow, ...] = ()
-
-    def published_only(self) -> _KnownEnds:
-        assert self.ends is not None
-        applied = self.ends.applied_sequence
-        rows = tuple(row for row in self.rows if row.sequence <= applied)
-        return _KnownEnds(self.ends, self.ends.high_watermarks, applied, rows)
-
-    def applied(self, result: TopicEnds, *, is_whole: bool) -> int | None:
-        """The last commit up to which the recovered logs hold everything; None where the ends say so already."""
-        if self.ends is not None:
-            # Every partition has what was committed, or its loss is written down.
-            return self.sequence if is_whole and self.sequence > result.applied_sequence else None
-        applied = 0
-        for row in self.rows:  # the next writer appends later ones
-            if any(end > found for end, found in zip(row.end_offsets, result.high_watermarks, strict=False)):
-                break
-            applied = row.sequence
-        return applied
-
-
-def _known_ends(store: OpenStore, topic: Topic, committer: Committer | None, notes: list[str]) -> _KnownEnds:
+def _known_ends(store: OpenStore, topic: Topic, committer: Committer | None, notes: list[str]) -> KnownEnds:
     ends: TopicEnds | None = None
     try:
         ends = store.ends(topic) if store.fs.exists(store.layout.ends(topic.id)) else None
@@ -210,7 +166,7 @@ def _known_ends(store: OpenStore, topic: Topic, committer: Committer | None, not
         for number, end in enumerate(row.end_offsets[: topic.partitions] if not row.void else ()):
             decided[number] = max(decided[number], end)
     sequence = max([0 if ends is None else ends.applied_sequence, *(row.sequence for row in rows)])
-    return _KnownEnds(ends, tuple(decided), sequence, rows)
+    return KnownEnds(ends, tuple(decided), sequence, rows)
 
 
 class RecoveryLedger:

@@ -7,12 +7,13 @@ ledger says which offsets were committed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from logstore.commit.plan import Plan, read_plan
 from logstore.commit.staged_reader import StagedReader
+from logstore.directory.ends import TopicEnds
 from logstore.directory.state import PartitionState, read_state
 from logstore.directory.swap import finish_swap
 from logstore.errors import CorruptBatch, CorruptCheckpoint, CorruptState
@@ -42,37 +43,57 @@ class Looked:
     held_back: list[tuple[int, int, str]] = field(default_factory=list)
 
 
-def look(
-    store: OpenStore,
-    topic: Topic,
-    number: int,
-    *,
-    committed: int | None,
-    rows: Iterable[CommitRow] = (),
-    at_least: int = 0,
-    readmit: bool = False,
-    dry_run: bool = False,
-) -> Looked:
-    """Plan the recovery of one partition. The caller holds its locks; with `dry_run` nothing is changed.
+@dataclass(frozen=True, slots=True)
+class KnownEnds:
+    """Where the topic's partitions end, by its `ends` and by the ledger."""
 
-    `committed` None: not known, everything found is, and everything below `at_least` was. `rows`
-    are commits whose staged files may still be there.
-    """
+    #: None: they are not known, and everything found was committed
+    ends: TopicEnds | None
+    #: the high watermarks, or what the ledger decided beyond them
+    decided: tuple[int, ...] = ()
+    #: the last commit that `decided` covers
+    sequence: int = 0
+    #: commits whose staged files may still be there
+    rows: tuple[CommitRow, ...] = ()
+
+    def published_only(self) -> KnownEnds:
+        assert self.ends is not None
+        applied = self.ends.applied_sequence
+        rows = tuple(row for row in self.rows if row.sequence <= applied)
+        return KnownEnds(self.ends, self.ends.high_watermarks, applied, rows)
+
+    def applied(self, result: TopicEnds, *, is_whole: bool) -> int | None:
+        """The last commit up to which the recovered logs hold everything; None where the ends say so already."""
+        if self.ends is not None:
+            # Every partition has what was committed, or its loss is written down.
+            return self.sequence if is_whole and self.sequence > result.applied_sequence else None
+        applied = 0
+        for row in self.rows:  # the next writer appends later ones
+            if any(end > found for end, found in zip(row.end_offsets, result.high_watermarks, strict=False)):
+                break
+            applied = row.sequence
+        return applied
+
+
+def look(
+    store: OpenStore, topic: Topic, number: int, known: KnownEnds, *, readmit: bool = False, dry_run: bool = False
+) -> Looked:
+    """Plan the recovery of one partition. The caller holds its locks; with `dry_run` nothing is changed."""
     notes: list[str] = []
-    given = _partition(store, topic, number, committed, at_least, dry_run, notes)
-    sources: list[Source] = [StagedBatches(store, topic, number, list(rows))]
+    given = _partition(store, topic, number, known, dry_run, notes)
+    sources: list[Source] = [StagedBatches(store, topic, number, list(known.rows))]
     quarantine = Quarantine(given) if readmit else None
     if quarantine is not None:
         sources.append(quarantine)
-    if committed is None:
-        given = with_found_end(given, at_least)
+    if known.ends is None:
+        given = with_found_end(given, known.decided[number])
     plan = plan_salvage(given, sources, gaps=readmit)
     notes += plan.notes
     return Looked(given, plan, notes, quarantine.held_back if quarantine else [])
 
 
 def _partition(
-    store: OpenStore, topic: Topic, number: int, committed: int | None, at_least: int, dry_run: bool, notes: list[str]
+    store: OpenStore, topic: Topic, number: int, known: KnownEnds, dry_run: bool, notes: list[str]
 ) -> Partition:
     directory = store.layout.partition(topic.partition(number))
     path = store.layout.partition_state(topic.id, number)
@@ -88,16 +109,17 @@ def _partition(
         directory,
         str(topic.partition(number)),
         state,
-        committed,
+        None if known.ends is None else known.decided[number],
         store.log_config(topic),
         store.limits,
         store.clock.now_ms(),
+        flushed_offset=None if known.ends is None else known.ends.recovery_points[number],
     )
     if has_wrong_list(found):
         notes.append("state file rebuilt: its segment list is not this partition's")
         found = replace(found, state=None)
     if found.state is None and dry_run:  # as a repair would leave it
-        end_offset = at_least if committed is None else committed
+        end_offset = known.decided[number]
         state = rebuilt_state(store, topic, topic.partition(number), end_offset)
         if end_offset and not store.fs.exists(directory):
             state = replace(state, segments=EMPTY.segments)

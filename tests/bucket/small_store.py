@@ -28,6 +28,7 @@ from logstore.objects.memory import MemoryObjects
 from logstore.objects.objects import Objects
 from logstore.records.record import Record
 from logstore.topic import TopicPartition
+from logstore.topics.registry import Topic
 
 TOPIC = "orders"
 TOPIC_ID = "orders-id"
@@ -79,6 +80,9 @@ class SmallStore:
         return PartitionSource(
             partition, number, f"logs/{TOPIC_ID}/{number}", manifests.reading(TOPIC_ID, number), lambda: self.rows
         )
+
+    def topic(self) -> Topic:
+        return Topic(TOPIC, TOPIC_ID, self.partitions, dict(self.configs), 1, NOW_MS, keyed=True)
 
     def reader(self, number: int = 0) -> BucketReader:
         return BucketReader(self.shelf(), self.source(number))

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from bucket.servers import ACCESS_KEY, SECRET_KEY, Server
-from duramen import LogStore, Scheduler, compact, explain, plan
 from duramen.cli import run
-from logstore.errors import InvalidConfig
 
 
 class Command:
@@ -112,7 +110,7 @@ def test_a_place_without_a_store_is_told(duramen: Command) -> None:
 
 
 def test_a_command_that_needs_a_directory_says_so(duramen: Command) -> None:
-    duramen("explain", "orders", code=2)
+    duramen("recover", "orders", code=2)
     assert "needs a store in a directory" in duramen.err
     assert SECRET_KEY not in duramen.err
 
@@ -121,17 +119,11 @@ def test_a_command_that_needs_a_directory_says_so(duramen: Command) -> None:
     "words",
     [
         ("recover",),
-        ("compact",),
-        ("explain",),
-        ("plan",),
         ("backup", "copy"),
         ("prove-erased", "orders", "k"),
-        ("schedule",),
         ("console",),
         ("report",),
         ("top", "--once"),
-        ("runs",),
-        ("pause", "orders"),
         ("transactions", "list"),
     ],
     ids=" ".join,
@@ -139,14 +131,3 @@ def test_a_command_that_needs_a_directory_says_so(duramen: Command) -> None:
 def test_what_works_in_a_directory_only_says_so(duramen: Command, words: tuple[str, ...]) -> None:
     duramen(*words, code=2)
     assert "is in a bucket, and this needs a store in a directory so far" in duramen.err
-
-
-def test_so_does_python() -> None:
-    url = "memory://directories-only"
-    with LogStore(url, create=True) as store:
-        for work in (compact, plan, explain):
-            for given in (url, store):
-                with pytest.raises(InvalidConfig, match="is in a bucket"):
-                    work(given)
-    with pytest.raises(InvalidConfig, match="is in a bucket"):
-        Scheduler(url)

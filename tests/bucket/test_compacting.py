@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,27 +14,34 @@ import pytest
 from bucket.faulty import WRITES, Fault, FaultyObjects
 from bucket.small_store import NOW_MS, TOPIC, TOPIC_ID, SmallStore, some_records
 from compaction_job import compact
-from logstore.bucket.compacting import CompactedPartition, CompactionRules, compact_partition
 from logstore.bucket.manifest import Manifest
+from logstore.bucket.passes import PassRoom, compact_partition, plan_pass_of
+from logstore.bucket.reader import look
 from logstore.bucket.retaining import delete_records, retain_partition
 from logstore.bucket.sealing import SealRules
+from logstore.cleaner.work import PassReport
 from logstore.clock import ManualClock
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.commit.staging import EncodeOptions
+from logstore.compaction.budget import Budget
+from logstore.compaction.local_workers import LocalWorkers
+from logstore.compaction.maintenance import Context
+from logstore.compaction.planning import PlanOptions
+from logstore.compaction.receipts import Run, Skip
 from logstore.config import LogConfig
 from logstore.errors import ObjectStoreError, ObjectTruncated, OffsetOutOfRange, SegmentsChanged
 from logstore.objects.counted import CountedObjects
 from logstore.objects.objects import Bytes, Version
 from logstore.objects.retrying import Patience, RetryingObjects
-from logstore.records.offset_map import MapSettings
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.upkeep.retention import retain
 
 SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 QUICK = Patience(deadline_s=5, first_wait_s=0.001, sleep=lambda _: None, monotonic=lambda: 0.0)
-SMALL_MAP = MapSettings(buffer_bytes=1 << 20)
+SMALL_MAP = Budget(1 << 20)
+WORKERS = LocalWorkers(1, lambda _name, _step, _bytes: None)
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "3000", "min.cleanable.dirty.ratio": "0.01"}
 
 
@@ -43,13 +51,23 @@ def rng() -> random.Random:
     return random.Random(SEED)
 
 
-def rules(store: SmallStore, **more: object) -> CompactionRules:
+def attempt(store: SmallStore, number: int = 0, *, forced: bool = False) -> Run:
+    """One pass, whatever becomes of it."""
     config = LogConfig.from_mapping(store.configs)
-    return CompactionRules(config, store.clock.now_ms(), SMALL_MAP, **more)  # type: ignore[arg-type]
+    room = PassRoom(store.environment(), store.source(number), store.topic(), config, store.clock.now_ms)
+    context = Context(WORKERS, PlanOptions(store.clock.now_ms(), forced), SMALL_MAP)
+    plan = replace(plan_pass_of(room, context, look(room.source)), rolls_active=False)  # tests seal when they want
+    return compact_partition(room, context, plan)
 
 
-def clean(store: SmallStore, number: int = 0, **more: object) -> CompactedPartition | None:
-    return compact_partition(store.environment(), store.source(number), TOPIC_ID, rules(store, **more))
+def clean(store: SmallStore, number: int = 0, *, forced: bool = False) -> PassReport | None:
+    """What a pass did; None: it was not due. Raises what made it fail."""
+    run = attempt(store, number, forced=forced)
+    if run.skip is Skip.TAKEN:
+        raise SegmentsChanged(run.reason)
+    if run.error is not None:
+        raise run.error
+    return run.report
 
 
 def deleted(store: SmallStore, before_offset: int | None, *, dry_run: bool = False) -> tuple[int, int]:
@@ -101,7 +119,7 @@ def test_what_survives_is_what_survives_in_a_directory(
             assert done is not None, turn
             expected = list(posix.reader(TOPIC, 0).records(0))
             assert bucket.records() == expected
-            state, manifest = posix.partition_state(posix.topic(TOPIC), 0), done.manifest
+            state, manifest = posix.partition_state(posix.topic(TOPIC), 0), manifest_of(bucket)
             assert manifest.first_dirty_offset == state.first_dirty_offset
             assert manifest.next_horizon_ms == state.next_horizon_ms
             assert manifest.dropped_tombstones == state.dropped_tombstones

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,13 @@ class Processes:
         self.scratch = scratch
         self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
 
-    def start(self, name: str, command: list[str], **env: str) -> tuple[int, Path]:
+    def start(self, name: str, command: list[str], host: Host | None = None, **env: str) -> tuple[int, Path]:
         log = self.scratch / f"{name}.log"
+        given = (environment(self.scratch) if host is None else host.environment()) | env
+        if host is not None:
+            command = host.command(command)
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(self.scratch) | env
-            )
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=given)
         self._running.append((process, log))
         return process.pid, log
 
@@ -123,28 +124,70 @@ def descendants(pid: int) -> set[tuple[int, str]]:
     return found
 
 
+class Host:
+    """A machine of its own as far as files are concerned: a mount namespace in which one folder can be written.
+
+    All hosts have theirs under one name, and what is written there no other one sees. Programs are read-only.
+    """
+
+    _ENTER = """
+        set -e
+        mount --bind "$1" "$2"
+        mount -t tmpfs none "$3"
+        mount -t tmpfs none /dev/shm
+        mount -o remount,bind,ro /
+        cd "$2"
+        shift 3
+        exec "$@"
+    """
+
+    def __init__(self, scratch: Path, name: str, env: Mapping[str, str]) -> None:
+        self._all = scratch / "hosts"
+        #: what the others do not see, and its name on the host itself
+        self.folder, self.own = self._all / name, scratch / "own"
+        self._env = dict(env)
+        for each in (self.folder / "tmp", self.own):
+            each.mkdir(parents=True, exist_ok=True)
+
+    def command(self, command: list[str]) -> list[str]:
+        enter = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
+        return [*enter, "sh", "-c", self._ENTER, "sh", str(self.folder), str(self.own), str(self._all), *command]
+
+    def environment(self) -> dict[str, str]:
+        found = {
+            name: value.replace(str(self.folder), str(self.own)) for name, value in environment(self.folder).items()
+        }
+        temporary = str(self.own / "tmp")
+        return found | self._env | {"TMPDIR": temporary, "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"}
+
+
+def start_cluster(processes: Processes, hosts: Sequence[Host | None] = (None, None)) -> Cluster:
+    """A master and two workers, each on a host of its own or all on this one."""
+    spark_class = str(SPARK_HOME / "bin" / "spark-class")
+    deploy = "org.apache.spark.deploy"
+    address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    _, log = processes.start("master", [spark_class, f"{deploy}.master.Master", *address])
+    url = processes.wait_for(log, r"Starting Spark master at (spark://\S+)").group(1)
+    workers = []
+    for number, (ip, host) in enumerate(zip(WORKER_HOSTS, hosts, strict=True)):
+        work = processes.scratch / f"work-{number}" if host is None else host.own / "work"
+        resources = ["--cores", "1", "--memory", "1g", "--work-dir", str(work)]
+        address = ["--host", ip, "--port", "0", "--webui-port", "0"]
+        command = [spark_class, f"{deploy}.worker.Worker", *address, *resources, url]
+        workers.append(processes.start(f"worker-{number}", command, host, SPARK_LOCAL_IP=ip))
+    for _, log in workers:
+        processes.wait_for(log, "Successfully registered with master")
+    return Cluster(url, tuple(pid for pid, _ in workers))
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    scratch = tmp_path_factory.mktemp("cluster")
-    spark_class = str(SPARK_HOME / "bin" / "spark-class")
-    processes = Processes(scratch)
+    processes = Processes(tmp_path_factory.mktemp("cluster"))
     try:
-        deploy = "org.apache.spark.deploy"
-        address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-        _, log = processes.start("master", [spark_class, f"{deploy}.master.Master", *address])
-        url = processes.wait_for(log, r"Starting Spark master at (spark://\S+)").group(1)
-        workers = []
-        for number, host in enumerate(WORKER_HOSTS):
-            resources = ["--cores", "1", "--memory", "1g", "--work-dir", str(scratch / f"work-{number}")]
-            address = ["--host", host, "--port", "0", "--webui-port", "0"]
-            command = [spark_class, f"{deploy}.worker.Worker", *address, *resources, url]
-            workers.append(processes.start(f"worker-{number}", command, SPARK_LOCAL_IP=host))
-        for _, log in workers:
-            processes.wait_for(log, "Successfully registered with master")
-        yield Cluster(url, tuple(pid for pid, _ in workers))
+        yield start_cluster(processes)
     finally:
         processes.stop()
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(processes.scratch, ignore_errors=True)
 
 
 RunDriver = Callable[..., dict[str, Any]]
@@ -155,30 +198,39 @@ def run_driver(cluster: Cluster, tmp_path: Path) -> Iterator[RunDriver]:
     """Runs one function of `driver.py` against the cluster; returns what it found. Nothing is left in `tmp_path`."""
 
     def run(scenario: str, conf: dict[str, str] | None = None, **given: Any) -> dict[str, Any]:
-        report = tmp_path / "report.json"
-        task = {"scenario": scenario, "master": cluster.url, "conf": conf or {}, "folder": str(tmp_path)}
-        task |= {"workers": cluster.workers, "given": given, "report": str(report)}
-        command = [sys.executable, "-W", "ignore", str(HERE / "driver.py"), json.dumps(task)]
-        log = tmp_path / "driver.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(tmp_path / "driver")
-            )
-        try:
-            code = process.wait(DRIVER_S)
-        finally:
-            family = descendants(process.pid)
-            process.kill()
-            process.wait()
-            for pid, began in family:
-                if started_at(pid) == began:
-                    os.kill(pid, signal.SIGKILL)
-        assert code == 0, f"the driver ended with {code}:\n{log.read_text(errors='replace')[-8000:]}"
-        found: dict[str, Any] = json.loads(report.read_text())
-        return found
+        task = {"scenario": scenario, "master": cluster.url, "conf": conf or {}, "given": given}
+        return drive(tmp_path, task | {"folder": str(tmp_path), "workers": cluster.workers})
 
     yield run
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def drive(scratch: Path, task: dict[str, Any], host: Host | None = None) -> dict[str, Any]:
+    """Run a driver, on this host or on one of its own; what it reported in its folder."""
+    task["report"] = f"{task['folder']}/report.json"
+    command = [sys.executable, "-W", "ignore", str(HERE / "driver.py"), json.dumps(task)]
+    log = scratch / "driver.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command if host is None else host.command(command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=environment(scratch / "driver") if host is None else host.environment(),
+        )
+    try:
+        code = process.wait(DRIVER_S)
+    finally:
+        family = descendants(process.pid)
+        process.kill()
+        process.wait()
+        for pid, began in family:
+            if started_at(pid) == began:
+                os.kill(pid, signal.SIGKILL)
+    assert code == 0, f"the driver ended with {code}:\n{log.read_text(errors='replace')[-8000:]}"
+    report = Path(task["report"]) if host is None else host.folder / "report.json"
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
 
 
 @pytest.fixture

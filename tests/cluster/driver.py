@@ -21,6 +21,9 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from logstore.bucket.maintaining import MaintenanceRules, maintain
+from logstore.bucket.sealing import SealRules
+from logstore.bucket.store import BucketStore
 from logstore.commit.committer import Committer
 from logstore.records.partitioner import partition_for_key
 from logstore.store import LogStore
@@ -229,6 +232,88 @@ def large(spark: SparkSession, task: dict[str, Any], count: int) -> dict[str, An
     # host:pid, a process that an executor started; executors are children of their workers
     seen = sorted({parent(parent(int(name.rsplit(":", 1)[1]))) for name in row.workers})
     return {"heap_bytes": heap, "workers": seen, "names": row.workers, "bytes": row.size_bytes, "seconds": wrote}
+
+
+# --- hosts that share no directory ----------------------------------------------------------------------------------
+
+KEYS = 23
+
+
+def seen_by_executors(folder: str) -> Callable[[Iterator[int]], Iterator[tuple[int, list[str]]]]:
+    def look(_: Iterator[int]) -> Iterator[tuple[int, list[str]]]:
+        worker = parent(executor_pid())
+        Path(folder, f"was-here-{worker}").touch()
+        time.sleep(1)  # so that the other executor takes its share
+        yield worker, sorted(path.name for path in Path(folder).glob("was-here-*"))
+
+    return look
+
+
+def in_a_bucket(spark: SparkSession, task: dict[str, Any], url: str, count: int, batches: int) -> dict[str, Any]:
+    """Sink, source, restore and maintenance; what a process leaves in its folder nobody else sees."""
+    folder = task["folder"]
+    Path(folder, "was-here-driver").touch()
+    seen = spark.sparkContext.parallelize(range(6), 6).mapPartitions(seen_by_executors(folder)).collect()
+
+    columns = (
+        f"cast(value % {KEYS} as string) as key",
+        f"if(value % 7 = 3, null, concat('v', value, repeat('.', {VALUE_BYTES}))) as value",
+    )
+    workers: set[str] = set()
+    sink = LogSink(
+        url, "orders", app_id="app", create_topics={"partitions": PARTITIONS, "configs": {"cleanup.policy": "compact"}}
+    )
+
+    def write(df: DataFrame, batch_id: int) -> None:
+        workers.update(sink.write(df, batch_id).workers)
+
+    rate = spark.readStream.format("rate-micro-batch").option("numPartitions", PARTITIONS)
+    stream = rate.option("rowsPerBatch", count).load().selectExpr("value as number", *columns)
+    for _ in range(batches):
+        (
+            stream.drop("number")
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", f"{folder}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+
+    truth = spark.range(count * batches).withColumnRenamed("id", "value").selectExpr("value as number", *columns)
+    text = ("cast(key as string) as key", "cast(value as string) as value")
+    options = {"store": url, "subscribe": "orders", "startingOffsets": "earliest"}
+    found = spark.read.format("duramen").options(**options).load()
+    assert_df_equality(found.selectExpr(*text), truth.drop("number"), ignore_row_order=True, ignore_nullable=True)
+    (
+        spark.readStream.format("duramen")
+        .options(**options)
+        .load()
+        .selectExpr(*text)
+        .writeStream.format("memory")
+        .queryName("streamed")
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+    assert_df_equality(spark.table("streamed"), truth.drop("number"), ignore_row_order=True, ignore_nullable=True)
+
+    latest = truth.groupBy("key").agg(F.max_by(F.struct("value"), "number").alias("last"))
+    state = latest.selectExpr("key", "last.value as value").where("value is not null")
+
+    def check_restored() -> int:
+        restored = restore_state(spark, store=url, topic="orders").df.selectExpr(*text)
+        assert_df_equality(restored, state, ignore_row_order=True, ignore_nullable=True)
+        return restored.count()
+
+    keys = check_restored()
+    with BucketStore(url) as store:
+        done = maintain(store, MaintenanceRules(seal=SealRules(force=True), force_compaction=True))
+        assert not done.failed, done.failed
+        left = sum(segment.records for each in done.compacted for segment in each.manifest.segments)
+    assert check_restored() == keys
+    assert spark.read.format("duramen").options(**options).load().count() == left
+    encoders = {parent(parent(int(name.rsplit(":", 1)[1]))) for name in workers}
+    return {"seen": seen, "encoders": sorted(encoders), "keys": keys, "left": left}
 
 
 def main() -> None:

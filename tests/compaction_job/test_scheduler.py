@@ -17,14 +17,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from compaction_job.scheduler import COMPACTION, FLUSH, LEDGER, RETENTION, Scheduler, intervals_of, jitter_s
+from compaction_job.scheduler import Scheduler, intervals_of, jitter_s
 from logstore.config import BrokerConfig
 from logstore.errors import InvalidConfig
 from logstore.ledger import Ledger
 from logstore.limits import INT64_MAX
 from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.upkeep.directory_maintenance import directory_intervals
 
+COMPACTION, RETENTION, FLUSH, LEDGER = "compaction", "retention", "flush", "ledger"
 FAST = {COMPACTION: 200, RETENTION: 200, FLUSH: 200, LEDGER: 1000}
 
 
@@ -50,16 +52,16 @@ def at_once(store_path: Path, *lines: str) -> None:
 
 
 def test_intervals_have_kafkas_names_and_ours_where_kafka_says_never() -> None:
-    assert intervals_of(BrokerConfig()) == {
+    assert intervals_of(directory_intervals(BrokerConfig())) == {
         COMPACTION: 15_000,
         RETENTION: 300_000,
         FLUSH: 60_000,
         LEDGER: 3_600_000,
     }
     config = replace(BrokerConfig(), log_cleaner_backoff_ms=0, log_retention_check_interval_ms=INT64_MAX)
-    assert intervals_of(config)[COMPACTION] == 1000
-    assert intervals_of(config)[RETENTION] is None
-    assert intervals_of(config, {FLUSH: 5000})[FLUSH] == 5000
+    assert intervals_of(directory_intervals(config))[COMPACTION] == 1000
+    assert intervals_of(directory_intervals(config))[RETENTION] is None
+    assert intervals_of(directory_intervals(config), {FLUSH: 5000})[FLUSH] == 5000
     assert jitter_s(10) == 1
     assert jitter_s(3600) == 30
 
@@ -76,7 +78,7 @@ def test_intervals_have_kafkas_names_and_ours_where_kafka_says_never() -> None:
 )
 def test_impossible_intervals(config: dict[str, Any], overrides: dict[str, int], expected: str) -> None:
     with pytest.raises(InvalidConfig, match=expected):
-        intervals_of(replace(BrokerConfig(), **config), overrides)
+        intervals_of(directory_intervals(replace(BrokerConfig(), **config)), overrides)
 
 
 def test_the_jobs_do_their_work_and_say_so(store_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_an_error_of_the_system_is_no_vanished_store(
     try:
         with monkeypatch.context() as failing:
             error = OSError(errno.EIO, os.strerror(errno.EIO), "version")
-            failing.setattr(daemon, "_store_identity", Mock(side_effect=error))
+            failing.setattr(daemon._maintenance, "is_same", Mock(side_effect=error))
             daemon._look_for_store()
         assert daemon.failure is None
         assert "cannot look at the store: [Errno 5] Input/output error" in caplog.text

@@ -430,7 +430,7 @@ def test_progress_is_live_and_an_interrupt_ends_the_run_at_its_next_step(account
         os.close(ours)
     assert process.returncode == 130, out.decode()
     assert b"abandoned" in out
-    assert b"the run was told to stop" in out
+    assert b"the run was stopped" in out
     assert not list((accounts / "staging").glob("*-run"))
     (accounts / "duramen.toml").unlink()
     assert duramen("compact").code == 0

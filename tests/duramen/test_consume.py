@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from logstore.commit.committer import Committer
 from logstore.records.record import Record
 from logstore.store import LogStore
 from reference.partition_writer import writing
+from tests.logstore.restore.test_visibility import Killed, commit
 
 Command = Callable[..., Any]
 BASE_MS = 1_700_000_000_000
@@ -125,6 +127,27 @@ def test_several_topics_are_told_apart(duramen: Command, store_path: Path) -> No
     assert [(line["topic"], line["value"]) for line in lines] == [("a", "a"), ("b", "b")]
     assert "topic" not in duramen("consume", "a").lines[0]
     assert duramen("consume", "a", "b", "--from-offset", "1").code == 2
+
+
+def test_a_commit_whose_writer_died_between_two_topics_is_printed_in_both(
+    duramen: Command, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, left = Committer.publish, [1]
+
+    def dying(self: Committer, *given: object) -> object:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return publish(self, *given)  # type: ignore[arg-type]
+
+    with LogStore(store_path, create=True) as store:
+        for name in ("a", "b"):
+            store.create_topic(name)
+        monkeypatch.setattr(Committer, "publish", dying)
+        with pytest.raises(Killed):
+            commit(Committer(store), ("a", "b"), 1)
+        assert sorted(store.ends(store.topic(name)).high_watermarks[0] for name in ("a", "b")) == [0, 1]
+    assert [line["value"] for line in duramen("consume", "a", "b").lines] == ["a 1", "b 1"]
 
 
 def test_offsets(duramen: Command, orders: Path) -> None:

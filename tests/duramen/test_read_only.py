@@ -172,7 +172,7 @@ def test_a_store_that_cannot_be_read_is_not_called_read_only(place: Path) -> Non
     closed = place / "closed"
     make(closed)
     (closed / "version").chmod(0)
-    with only_reading(closed), pytest.raises(AccessDenied, match="this user may not read the store") as refused:
+    with only_reading(closed), pytest.raises(AccessDenied, match="this user has no right to read the store") as refused:
         LogStore(closed)
     assert not isinstance(refused.value, ReadOnlyStore)
 

@@ -154,7 +154,7 @@ def test_sigterm_in_the_middle_of_a_run_and_the_next_start_goes_on(accounts: Pat
         _, err = daemon.communicate(timeout=30)
         assert time.monotonic() - asked < 10
     assert daemon.returncode == 0, err
-    assert "accounts-0: abandoned, the run was told to stop" in err
+    assert "accounts-0: abandoned, the run was stopped" in err
     assert [run.result for run in runs_of(accounts)] == ["abandoned"]
     assert not list((accounts / "staging").glob("*-run"))
     with LogStore(accounts) as store:

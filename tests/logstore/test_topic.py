@@ -20,7 +20,7 @@ def test_names_kafka_accepts(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("", "never empty"),
+        ("", "must not be empty"),
         (".", "cannot be called"),
         ("..", "cannot be called"),
         ("a" * 250, "at most 249"),

@@ -523,7 +523,7 @@ class PartitionWriter(PartitionLog):
             try:
                 self._truncate_fully_and_start_at(offset)
             except OSError as error:
-                self._broken = self._broken or f"beginning anew: {error}"
+                self._broken = self._broken or f"starting again: {error}"
                 raise
 
     def advance_log_start(self, offset: int) -> bool:

@@ -252,7 +252,7 @@ SCRIPTS = {
     "truncations": TRUNCATIONS,
     "truncated and written again": TRUNCATED_AND_WRITTEN_AGAIN,
     "retention": RETENTION,
-    "beginning anew": BEGINNING_ANEW,
+    "starting again": BEGINNING_ANEW,
     "closing": CLOSING,
 }
 TOPIC = {

@@ -94,7 +94,7 @@ def test_as_of_offsets_and_times_and_what_was_thinned(spark: SparkSession, accou
     change(accounts, "accounts", thinned, first_dirty_offset=now.end_offsets[thinned])
     with pytest.raises(HistoryCompacted, match=f"accounts-{thinned}"):
         restore_state(spark, store=path, topic="accounts", as_of_offsets=first.end_offsets)
-    with pytest.raises(PySparkException, match="can no longer be had"):
+    with pytest.raises(PySparkException, match="can no longer be restored"):
         first.df.collect()
     left = restore_state(spark, store=path, topic="accounts", as_of_offsets=first.end_offsets, allow_thinned=True)
     assert left.df.count() == 10

@@ -64,7 +64,7 @@
     const label = { ok: "healthy", warning: "warning", error: "error" }[health.status];
     if (health.findings.length === 0) return html`<${D.Pill} kind=${`health-${health.status}`}>${label}<//>`;
     return html`<details class="pop"><summary><${D.Pill} kind=${`health-${health.status}`}>${D.plural(health.findings.length + health.left_off, "finding")}<//></summary>
-      <div class="pop-body"><ul class="findings">${health.findings.map((f) => html`<li class=${`finding-${f.severity}`}><b><${Text} text=${f.what} max=${400} /></b>${f.where ? html` <span class="faint"><${Text} text=${f.where} max=${200} /></span>` : null}${f.hint ? html`<span class="block faint"><${Text} text=${f.hint} max=${400} /></span>` : null}</li>`)}
+      <div class="pop-body"><ul class="findings">${health.findings.map((f) => html`<li class=${`finding-${f.severity}`}><b><${Text} text=${f.what} max=${400} /></b>${f.where ? html` <span class="faint"><${Text} text=${f.where} max=${200} /></span>` : null}${f.hint ? html`<span class="block faint"><${Text} text=${D.unquoted(f.hint)} max=${400} /></span>` : null}</li>`)}
         ${health.left_off ? html`<li class="faint">and ${count(health.left_off)} more</li>` : null}</ul></div></details>`;
   }
 

@@ -57,8 +57,8 @@ window.duramen = (() => {
   const UNLIMITED = 9.2e18;
   /** What a setting's number means, where its name says the unit: "604800000" of retention.ms → "7 d". */
   function reading(name, value) {
-    if (!/^\d+$/.test(value)) return "";
-    const number = Number(value);
+    const number = /^\d/.test(value) ? Number(value) : NaN;
+    if (Number.isNaN(number)) return "";
     if (number >= UNLIMITED) return "no limit";
     if (/\.ms$/.test(name) && number >= 1000) return duration(number);
     if (/\.(bytes|size)$/.test(name) && number >= 1024) return bytes(number);
@@ -115,12 +115,19 @@ window.duramen = (() => {
     return found;
   }
 
+  /** Lines may break behind the dots of a long name: "min.cleanable.dirty.ratio". */
+  const breakable = (part) =>
+    typeof part === "string" && /\S{16}/.test(part) ? part.split(/(?<=\w\.)(?=\w)/).flatMap((piece, i) => (i ? [html`<wbr />`, piece] : [piece])) : [part];
+
   /** Foreign text in a line: isolated from its surroundings, cut behind `max` characters. */
   function Text({ text, max, lines, ...rest }) {
     const whole = text === null || text === undefined ? "–" : String(text);
     const cut = max && whole.length > max;
-    return html`<bdi ...${rest}>${visible(cut ? whole.slice(0, max) : whole, lines)}${cut ? "…" : null}</bdi>`;
+    return html`<bdi ...${rest}>${visible(cut ? whole.slice(0, max) : whole, lines).flatMap(lines ? (part) => [part] : breakable)}${cut ? "…" : null}</bdi>`;
   }
+
+  /** Our own sentences, written for a terminal: commands in them need no quotes here. */
+  const unquoted = (text) => text.replace(/`([^`]*)`/g, "$1");
 
   /** The same for a title or an aria-label, which has no chips. */
   const plain = (text) =>
@@ -128,7 +135,7 @@ window.duramen = (() => {
 
   return {
     h, html, render, Component, Fragment, createRef, ...window.preactHooks,
-    bytes, short, count, ratio, ratio3, percent, plural, duration, reading, time, clockTime, utc, scaled, Text, visible, plain,
+    bytes, short, count, ratio, ratio3, percent, plural, duration, reading, time, clockTime, utc, scaled, Text, visible, plain, unquoted,
     pages: {},
   };
 })();

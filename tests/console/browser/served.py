@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -18,8 +19,16 @@ START_S = 60.0
 class Served:
     """`duramen schedule --console` on a free port until it is closed; `delay_ms` before its jobs run first."""
 
-    def __init__(self, store: Path, *, delay_ms: int = 3_600_000, compaction_ms: int = 3_600_000) -> None:
-        (store / "duramen.toml").write_text(f'"log.initial.task.delay.ms" = {delay_ms}\n')
+    def __init__(
+        self,
+        store: Path,
+        *,
+        delay_ms: int = 3_600_000,
+        compaction_ms: int = 3_600_000,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        lines = {"log.initial.task.delay.ms": delay_ms, **(settings or {})}
+        (store / "duramen.toml").write_text("".join(f'"{name}" = {value}\n' for name, value in lines.items()))
         self.store = store
         command = [sys.executable, "-m", "duramen", "--store", str(store), "schedule", "--console"]
         options = ["--console-port", "0", "--metrics-port", "0", "--interval", f"compaction={compaction_ms}"]

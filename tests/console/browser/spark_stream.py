@@ -1,4 +1,4 @@
-"""A Spark stream of its own process, until it is told to stop: rows of a rate source through `LogSink`."""
+"""A Spark stream of its own process, until it is stopped: rows of a rate source through `LogSink`."""
 
 from __future__ import annotations
 

@@ -28,6 +28,15 @@ PLACES = (
 )
 
 
+#: tables that have to be scrolled sideways, and cells in which a word stands letter below letter
+CRAMPED = """
+() => [...document.querySelectorAll("main .table-wrap")].filter((table) => table.scrollWidth > table.clientWidth + 1)
+    .map((table) => `${table.ariaLabel}: ${table.scrollWidth} in ${table.clientWidth} pixels`)
+    .concat([...document.querySelectorAll("main tr:not(.extra) > *")].filter((cell) => cell.clientHeight > 300)
+        .map((cell) => `${cell.textContent.slice(0, 40)}: ${cell.clientHeight} pixels high`))
+"""
+
+
 def serious(page: Page) -> list[str]:
     found = Axe().run(page).response["violations"]
     return [
@@ -52,6 +61,7 @@ def test_nothing_serious_on_any_page(shop: Served, open_page: Open, scheme: str,
         assert serious(page) == [], place
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wider <= 0, f"{place} is wider than the screen by {wider}"
+        assert page.evaluate(CRAMPED) == [], place
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

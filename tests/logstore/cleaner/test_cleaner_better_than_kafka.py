@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compaction.lab import NOW_MS, Lab
-from logstore.cleaner.eligibility import Due, Looks
+from logstore.cleaner.eligibility import Due, Lookups
 from logstore.errors import CorruptBatch, InvalidConfig
 from logstore.records.offset_map import MapSettings
 from logstore.records.record import Record
@@ -115,8 +115,8 @@ def test_max_lag_has_priority_and_lateness_is_reported(lab: Lab) -> None:
 
     lab.append(*[[Record(b"k%d" % i, b"x" * 50, NOW_MS)] for i in range(40)], roll=True)
     rules = CleanerRules(1.0, max_compaction_lag_ms=1000)
-    found = cleanable(lab.facts(), rules, now_ms=NOW_MS + 1700, looks=Looks(lambda base: NOW_MS))
+    found = cleanable(lab.facts(), rules, now_ms=NOW_MS + 1700, looks=Lookups(lambda base: NOW_MS))
     assert found.due is Due.MAX_LAG
     assert found.late_ms == 700
-    early = cleanable(lab.facts(), rules, now_ms=NOW_MS + 900, looks=Looks(lambda base: NOW_MS))
+    early = cleanable(lab.facts(), rules, now_ms=NOW_MS + 900, looks=Lookups(lambda base: NOW_MS))
     assert (early.due, early.next_ms) == (None, NOW_MS + 1000)

@@ -14,7 +14,7 @@ from logstore.cleaner.eligibility import (
     CleanerFacts,
     CleanerRules,
     Due,
-    Looks,
+    Lookups,
     NotDue,
     SegmentAge,
     cleanable,
@@ -145,11 +145,11 @@ def test_a_log_held_back_by_the_lag_says_until_when() -> None:
 @pytest.mark.parametrize(("now_ms", "due", "late_ms"), [(65, None, 0), (66, Due.MAX_LAG, 1), (165, Due.MAX_LAG, 100)])
 def test_max_compaction_lag_counts_from_the_first_dirty_batch(now_ms: int, due: Due | None, late_ms: int) -> None:
     rules = CleanerRules(0.9, max_compaction_lag_ms=50)
-    found = cleanable(LOG, rules, now_ms=now_ms, looks=Looks(lambda base: 5 + base))
+    found = cleanable(LOG, rules, now_ms=now_ms, looks=Lookups(lambda base: 5 + base))
     assert (found.due, found.late_ms) == (due, late_ms)
-    unknown = cleanable(LOG, rules, now_ms=now_ms, looks=Looks(lambda base: 0))
+    unknown = cleanable(LOG, rules, now_ms=now_ms, looks=Lookups(lambda base: 0))
     assert (unknown.due, unknown.late_ms) == (None, 0)
-    held = cleanable(replace(LOG, last_stable_offset=15), rules, now_ms=now_ms, looks=Looks(lambda base: 5 + base))
+    held = cleanable(replace(LOG, last_stable_offset=15), rules, now_ms=now_ms, looks=Lookups(lambda base: 5 + base))
     assert (held.due, held.not_due, held.late_ms) == (None, NotDue.OPEN_TRANSACTION, 0)
 
 
@@ -170,32 +170,32 @@ def test_a_pass_that_is_asked_for_needs_something_to_clean(
     ("facts", "rules", "looks", "due_ms", "due"),
     [
         # nothing to wait for
-        (CLEAN, RULES, Looks(), None, None),
-        (replace(CLEAN, oldest_value_ms=-1), EXPIRING, Looks(), None, None),
-        (replace(CLEAN, oldest_other_codec_ms=-1), COLD, Looks(), None, None),
-        (replace(CLEAN, oldest_value_ms=500), RULES, Looks(), None, None),
+        (CLEAN, RULES, Lookups(), None, None),
+        (replace(CLEAN, oldest_value_ms=-1), EXPIRING, Lookups(), None, None),
+        (replace(CLEAN, oldest_other_codec_ms=-1), COLD, Lookups(), None, None),
+        (replace(CLEAN, oldest_value_ms=500), RULES, Lookups(), None, None),
         # a record's time to live
-        (replace(CLEAN, oldest_value_ms=500), EXPIRING, Looks(), 500 + EXPIRES_MS, Due.EXPIRED),
-        (replace(CLEAN, oldest_value_ms=0), EXPIRING, Looks(), EXPIRES_MS, Due.EXPIRED),
+        (replace(CLEAN, oldest_value_ms=500), EXPIRING, Lookups(), 500 + EXPIRES_MS, Due.EXPIRED),
+        (replace(CLEAN, oldest_value_ms=0), EXPIRING, Lookups(), EXPIRES_MS, Due.EXPIRED),
         # not known: what the first segment begins with
-        (CLEAN, EXPIRING, Looks(lambda base: 700 + base), 700 + EXPIRES_MS, Due.EXPIRED),
-        (CLEAN, EXPIRING, Looks(), None, None),
+        (CLEAN, EXPIRING, Lookups(lambda base: 700 + base), 700 + EXPIRES_MS, Due.EXPIRED),
+        (CLEAN, EXPIRING, Lookups(), None, None),
         # dirty segments that are not due by their ratio
-        (replace(DIRTY, oldest_value_ms=900), EXPIRING, Looks(lambda base: 40 + base), 60 + EXPIRES_MS, Due.EXPIRED),
-        (replace(DIRTY, oldest_value_ms=-1), EXPIRING, Looks(), 70 + EXPIRES_MS, Due.EXPIRED),
-        (replace(DIRTY, oldest_value_ms=30), EXPIRING, Looks(lambda base: 40), 30 + EXPIRES_MS, Due.EXPIRED),
+        (replace(DIRTY, oldest_value_ms=900), EXPIRING, Lookups(lambda base: 40 + base), 60 + EXPIRES_MS, Due.EXPIRED),
+        (replace(DIRTY, oldest_value_ms=-1), EXPIRING, Lookups(), 70 + EXPIRES_MS, Due.EXPIRED),
+        (replace(DIRTY, oldest_value_ms=30), EXPIRING, Lookups(lambda base: 40), 30 + EXPIRES_MS, Due.EXPIRED),
         # what must not be touched does not count
-        (replace(DIRTY, oldest_value_ms=-1, last_stable_offset=15), EXPIRING, Looks(lambda base: 40), None, None),
-        (replace(DIRTY, oldest_value_ms=-1, recovery_point=20), EXPIRING, Looks(lambda base: 40), None, None),
+        (replace(DIRTY, oldest_value_ms=-1, last_stable_offset=15), EXPIRING, Lookups(lambda base: 40), None, None),
+        (replace(DIRTY, oldest_value_ms=-1, recovery_point=20), EXPIRING, Lookups(lambda base: 40), None, None),
         # cold segments
-        (replace(CLEAN, oldest_other_codec_ms=500), COLD, Looks(), 500 + COLD_MS, Due.RECOMPRESS),
-        (replace(CLEAN, oldest_other_codec_ms=500), RULES, Looks(), None, None),
-        (CLEAN, COLD, Looks(other_codec_ms=lambda base: {10: 800}.get(base)), 800 + COLD_MS, Due.RECOMPRESS),
-        (CLEAN, COLD, Looks(), None, None),
+        (replace(CLEAN, oldest_other_codec_ms=500), COLD, Lookups(), 500 + COLD_MS, Due.RECOMPRESS),
+        (replace(CLEAN, oldest_other_codec_ms=500), RULES, Lookups(), None, None),
+        (CLEAN, COLD, Lookups(other_codec_ms=lambda base: {10: 800}.get(base)), 800 + COLD_MS, Due.RECOMPRESS),
+        (CLEAN, COLD, Lookups(), None, None),
         (
             replace(DIRTY, oldest_other_codec_ms=-1),
             COLD,
-            Looks(other_codec_ms=lambda base: 300 + base),
+            Lookups(other_codec_ms=lambda base: 300 + base),
             320 + COLD_MS,
             Due.RECOMPRESS,
         ),
@@ -203,21 +203,21 @@ def test_a_pass_that_is_asked_for_needs_something_to_clean(
         (
             replace(CLEAN, oldest_value_ms=500, next_horizon_ms=900),
             EXPIRING,
-            Looks(),
+            Lookups(),
             900,
             Due.HORIZON,
         ),
         (
             replace(CLEAN, oldest_value_ms=500, next_horizon_ms=90_000),
             EXPIRING,
-            Looks(),
+            Lookups(),
             500 + EXPIRES_MS,
             Due.EXPIRED,
         ),
     ],
 )
 def test_when_a_log_is_due_although_nothing_new_comes(
-    facts: CleanerFacts, rules: CleanerRules, looks: Looks, due_ms: int | None, due: Due | None
+    facts: CleanerFacts, rules: CleanerRules, looks: Lookups, due_ms: int | None, due: Due | None
 ) -> None:
     if due_ms is None:
         found = cleanable(facts, rules, now_ms=1 << 60, looks=looks)
@@ -233,9 +233,9 @@ def test_nothing_is_looked_at_where_no_rule_asks() -> None:
     def never(base: int) -> int:
         raise AssertionError("looked")
 
-    cleanable(DIRTY, RULES, now_ms=99, looks=Looks(never, never))
-    cleanable(replace(CLEAN, oldest_value_ms=5), EXPIRING, now_ms=99, looks=Looks(never, never))
-    cleanable(replace(CLEAN, oldest_other_codec_ms=5), COLD, now_ms=99, looks=Looks(never, never))
+    cleanable(DIRTY, RULES, now_ms=99, looks=Lookups(never, never))
+    cleanable(replace(CLEAN, oldest_value_ms=5), EXPIRING, now_ms=99, looks=Lookups(never, never))
+    cleanable(replace(CLEAN, oldest_other_codec_ms=5), COLD, now_ms=99, looks=Lookups(never, never))
 
 
 @pytest.mark.parametrize(

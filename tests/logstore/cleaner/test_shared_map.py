@@ -146,7 +146,7 @@ def test_records_that_found_no_room_are_not_counted(tmp_path: Path, keys_max: in
     Decoder().open(chunk.data, chunk.table, 0)
     for used in (None, np.zeros(1, dtype=np.int64)):  # alone, and as one of several threads
         offset_map = OffsetMap(settings, keys_max=keys_max).view(used=used)
-        put = offset_map.put_what_fits(chunk.table, 0, len(chunk.table), min_offset=0)
+        put = offset_map.put_some(chunk.table, 0, len(chunk.table), min_offset=0)
         assert put.stopped_at is not None
         assert put.records == keys_max // 2 + keys_max
     segment.close(clean=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from compaction_job.choice import Choice
-from compaction_job.ledger_figures import LedgerFigures
 from compaction_job.report import Report
 from compaction_job.retention import retain_all
 from logstore.commit import own_flush
@@ -21,6 +20,7 @@ from logstore.ledger import ledger as ledger_module
 from logstore.ledger.rows import DONE, FAILED, RUNNING
 from logstore.records.record import Record
 from logstore.store import LogStore
+from logstore.upkeep.ledger_figures import LedgerFigures
 
 
 def staged(store: LogStore) -> int:

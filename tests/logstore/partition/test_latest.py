@@ -96,7 +96,7 @@ def test_it_is_what_a_dictionary_would_hold(
     low = data.draw(st.integers(0, len(records)))
     high = data.draw(st.integers(low, len(records)))
     with tempfile.TemporaryDirectory() as root:
-        written = Written(root, batches, segment_bytes=300)
+        written = Written(root, batches, segment_bytes=1_100)  # a batch has less
         found = written.latest(low, high, tombstones=tombstones)
     offsets = [record.offset for record in found]
     assert offsets == sorted(offsets)

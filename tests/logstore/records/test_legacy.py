@@ -64,7 +64,7 @@ def message(
     crc: int | None = None,
     tail: bytes = b"",
 ) -> bytes:
-    """A message by the layout, with a right checksum unless told otherwise."""
+    """A message by the layout, with a right checksum unless asked otherwise."""
     stamp = struct.pack(">q", timestamp) if magic else b""
     body = struct.pack(">bB", magic, attributes) + stamp + field(key) + field(value) + tail
     return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body) if crc is None else crc) + body

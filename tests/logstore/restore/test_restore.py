@@ -130,7 +130,7 @@ def test_a_moment_compaction_has_thinned_names_partitions_and_the_earliest_exact
     append("t", [Record(b"k%d" % n, b"v", n) for n in range(30)], [n % 3 for n in range(30)])
     compacted(store, "t", 0, first_dirty=8)
     compacted(store, "t", 2, first_dirty=5)
-    with pytest.raises(HistoryCompacted, match="t-0, t-2 can no longer be had") as caught:
+    with pytest.raises(HistoryCompacted, match="t-0, t-2 can no longer be restored") as caught:
         plan_restore(store, "t", as_of_offsets={0: 7, 1: 1, 2: 4})
     assert caught.value.earliest == {"t-0": 8, "t-2": 5}
     assert "allow_thinned" in (caught.value.hint or "")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from logstore.cleaner.engine import LocalEngine
 from logstore.compaction.budget import budget_of
-from logstore.compaction.passes import Context, compact_partition
+from logstore.compaction.local_workers import LocalWorkers
+from logstore.compaction.maintenance import Context
+from logstore.compaction.passes import PassRoom, compact_partition
 from logstore.compaction.planning import PlanOptions, plan_partition
+from logstore.compaction.segment_counts import SegmentCounts
 from logstore.directory import swap
 from logstore.directory.state import PartitionState
 from logstore.errors import HistoryCompacted
@@ -37,17 +39,17 @@ class Killed(BaseException):
 def compact(store: LogStore, name: str, *, swaps: int | None = None) -> None:
     """A forced pass; with `swaps` it is told to stop once that many groups are in."""
     done: list[object] = []
+    ledger = Ledger(store.layout.ledger)
     context = Context(
-        store,
-        Ledger(store.layout.ledger),
-        lambda _plan: LocalEngine(OS_FILES),
-        "local",
+        LocalWorkers(1, lambda _name, _step, _size: None),
         PlanOptions(NOW_MS, force=True),
         budget_of(store),
         swapped=lambda _plan, group: done.append(group) if group.changed else None,
         stopping=lambda: swaps is not None and len(done) >= swaps,
     )
-    compact_partition(context, plan_partition(store, store.topic(name), 0, context.planning))
+    room = PassRoom(store, ledger, SegmentCounts(ledger))
+    compact_partition(room, context, plan_partition(store, store.topic(name), 0, context.planning))
+    room.counts.write()
 
 
 def state_as_of(store: LogStore, name: str, offset: int) -> State | None:

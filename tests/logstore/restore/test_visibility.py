@@ -303,10 +303,16 @@ def test_after_a_kill_whoever_settles_one_topic_first_shows_all(
     def read() -> list[str]:
         return sorted(each.topic for each in three.follow(TOPICS, wait=False))
 
+    def restored() -> list[int]:
+        """One after the other, each at a moment of its own."""
+        plans = [plan_restore(three, name) for name in TOPICS]
+        return [sum(batch.num_rows for batch in restore(three, plan)) for plan in plans]
+
     assert seen() == ([1, 1, 1] if published else [0, 0, 0])
     assert read() == (list(TOPICS) if published else [])
+    assert restored() == seen()
     Committer(three).settle_topic(three.topic(settled))
-    assert seen() == [1, 1, 1]
+    assert seen() == [1, 1, 1] == restored()
     assert read() == list(TOPICS)
     commit(Committer(three), TOPICS, 2)
     commit(Committer(three), ("a",), 3)
@@ -375,7 +381,7 @@ def test_ends_that_never_stand_still_are_an_error_and_no_torn_answer(
 
     monkeypatch.setattr(three, "ends", moving)
     monkeypatch.setattr("logstore.restore.visibility._LOOK_AGAIN_S", 0)
-    with pytest.raises(LockHeld, match="moved each of"):
+    with pytest.raises(LockHeld, match="changed during each of"):
         visible_ends(three, [three.topic(name) for name in TOPICS])
     assert issubclass(LockHeld, DuramenError)
 

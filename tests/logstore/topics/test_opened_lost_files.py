@@ -13,6 +13,7 @@ import pytest
 
 from logstore.clock import ManualClock
 from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
 from logstore.errors import AppendUnfinished, CorruptState, DamagedLog, LedgerError, StrayDirectory
 from logstore.files import File, OsFileSystem
 from logstore.records.record import Record
@@ -310,6 +311,44 @@ def test_a_segment_lost_together_with_the_list_is_reported(
     how(second)
     losses = [loss for report in recover(store, orders) for loss in report.losses]
     assert [(loss.base_offset, loss.end_offset) for loss in losses] == [(int(second.stem), int(third.stem))]
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+@pytest.mark.parametrize("gone", ["first", "middle", "last", "all"])
+@pytest.mark.parametrize("flushed", [0, 2])
+def test_what_was_not_flushed_was_not_compacted_either_and_comes_from_staging_without_a_list(
+    store: LogStore, root: Path, read_all: ReadAll, flushed: int, gone: str, policy: str
+) -> None:
+    topic = store.create_topic("late", configs={"cleanup.policy": policy, "segment.bytes": 100, "retention.ms": -1})
+    committer = Committer(store)
+    for batch in range(6):
+        append_table(
+            committer, "late", table_of([Record(b"k%d" % at, b"%d" % batch, 1_700_000_000_000) for at in range(3)])
+        )
+        if batch + 1 == flushed:
+            committer.flush(topic)
+    before = {record.offset: record for record in read_all(store, "late")[0]}
+    recovery_point = store.ends(topic).recovery_points[0]
+    logs = sorted((root / "logs" / "late-0").glob("*.log"))
+    assert len(logs) > 4
+    unflushed = [path for path in logs if int(path.stem) >= recovery_point]
+    chosen = {"first": unflushed[:1], "middle": unflushed[1:3], "last": unflushed[-1:], "all": logs}[gone]
+    for path in chosen:
+        path.unlink()
+    (root / "state" / topic.id / "0").unlink()
+    told = [
+        [
+            (loss.base_offset, loss.end_offset)
+            for report in recover(store, topic, dry_run=dry_run)
+            for loss in report.losses
+        ]
+        for dry_run in (True, False)
+    ]
+    lost = [(0, recovery_point)] if gone == "all" and recovery_point else []
+    assert told == [lost, lost]
+    left = {record.offset: record for record in read_all(store, "late")[0]}
+    assert left == {at: record for at, record in before.items() if not lost or at >= recovery_point}
+    assert not any(report.found_damage for report in recover(store, topic))
 
 
 @pytest.mark.parametrize("ends", ["there", "damaged", "gone with the state"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -408,6 +409,87 @@ def test_ends_from_an_older_copy_lose_nothing_that_the_logs_hold(
         assert not repair(store).sound
         assert not any(each.losses for each in recover(store, store.topic("orders")))
         assert values(store, read_all) == wanted
+
+
+@pytest.mark.timeout(0 if SOAK else 300)
+def test_a_copy_of_a_live_store_is_told_what_it_lacks_and_goes_on(tmp_path: Path, read_all: ReadAll, seed: int) -> None:
+    """File by file, while a writer appends, flushes and keeps its ledger small: as `cp -r` does it."""
+    told = 0
+    for case in range(100 if SOAK else 5):
+        rng = random.Random(f"{seed}/{case}")
+        source, copy = tmp_path / f"source-{case}", tmp_path / f"copy-{case}"
+        with LogStore(source, create=True) as store:
+            store.create_topic("orders", partitions=2, configs={"segment.bytes": 600})
+            first = _copied_while_written(store, copy, rng)
+            whole = {
+                number: {each.offset: each for each in found} for number, found in read_all(store, "orders").items()
+            }
+        with LogStore(copy) as store:
+            found, topic = repair(store), store.topic("orders")
+            reports = recover(store, topic)
+            told += not found.sound or any(report.found_damage for report in reports)
+            lost = {
+                (number, offset)
+                for number, report in enumerate(reports)
+                for loss in report.losses
+                for offset in range(loss.base_offset, loss.end_offset)
+            }
+            left = read_all(store, "orders")
+            assert all(each == whole[number][each.offset] for number, some in left.items() for each in some), case
+            here = {(number, each.offset) for number, some in left.items() for each in some}
+            assert not here & lost, case
+            assert first <= {each.value for some in left.values() for each in some}, case
+            ends = store.ends(topic).high_watermarks
+            assert here | lost == {(number, offset) for number in (0, 1) for offset in range(ends[number])}, case
+            assert examine(store).sound, case
+            last = Committer(store).ledger.last_batch("app")
+            try:
+                assert append(store, last.batch_id if last else 0) == (last is not None), case
+            except ReplayMismatch:
+                assert found.lost, case  # said, and adopt is the way on
+            before = values(store, read_all)
+            store.append("orders", [Record(b"k", b"more")])
+            flush(store)
+            assert values(store, read_all) == sorted([*before, b"more"]), case
+            assert not any(report.found_damage for report in recover(store, topic)), case
+        shutil.rmtree(source)
+        shutil.rmtree(copy)
+    assert told, "no copy lacked anything: the writer did too little meanwhile"
+
+
+def _copied_while_written(store: LogStore, copy: Path, rng: random.Random) -> set[bytes | None]:
+    """Copy the store; the values that were acknowledged before the copy began."""
+    batch = 0
+
+    def work() -> None:
+        nonlocal batch
+        for _ in range(rng.randrange(3)):
+            append(store, batch)
+            batch += 1
+        if rng.random() < 0.3:
+            flush(store)
+        if rng.random() < 0.1:
+            Committer(store).ledger.maintain()
+
+    for _ in range(4):
+        work()
+    first: set[bytes | None] = {b"b%d-%d" % (number, at) for number in range(batch) for at in range(3)}
+    root = Path(store.path)
+    folders = [path for path in root.iterdir() if path.is_dir()]
+    rng.shuffle(folders)
+    shutil.copytree(root, copy, ignore=lambda folder, names: names if Path(folder) in folders else [])
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            target = copy / path.relative_to(root)
+            if path.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy2(path, target)
+            if rng.random() < 0.1:
+                work()
+    return first
 
 
 # --- version and locks ------------------------------------------------------------------------------------------------

@@ -19,17 +19,19 @@
   ];
   const nearest = (steps, value) => steps.reduce((best, step, i) => (Math.abs(step - value) < Math.abs(steps[best] - value) ? i : best), 0);
 
-  function Slider({ slider, value, inForce, onChange }) {
+  function Slider({ slider, value, inForce, everywhere, onChange }) {
     const { steps, label, help, said, setting } = slider;
     const current = value === null ? (inForce === null ? null : Math.min(inForce, NEVER)) : value;
     const index = current === null ? 0 : nearest(steps, current);
     const moved = value !== null;
+    // Topics may have values of their own: for all of them, nothing is said until the slider is moved.
+    const shown = current === null || (everywhere && !moved) ? "as set" : said(current);
     const id = `slider-${slider.name}`;
     return html`<div class=${`slider ${moved ? "moved" : ""}`}>
-      <label for=${id}>${label}</label><output for=${id} class="num">${current === null ? "as set" : said(current)}</output>
-      <input id=${id} type="range" min="0" max=${steps.length - 1} step="1" value=${index} aria-valuetext=${current === null ? "as set" : said(current)} aria-describedby=${`${id}-help`}
+      <label for=${id}>${label}</label><output for=${id} class="num">${shown}</output>
+      <input id=${id} type="range" min="0" max=${steps.length - 1} step="1" value=${index} aria-valuetext=${shown} aria-describedby=${`${id}-help`}
         onInput=${(event) => onChange(steps[Number(event.target.value)])} />
-      <p class="slider-help" id=${`${id}-help`}><code>${setting}</code> ${help}. ${inForce === null ? null : html`In force: <b class="num">${said(Math.min(inForce, NEVER))}</b>.`}</p>
+      <p class="slider-help" id=${`${id}-help`}><code>${setting}</code> ${help}. ${inForce === null ? null : html`${everywhere ? "The store's default" : "In force"}: <b class="num">${said(Math.min(inForce, NEVER))}</b>.`}</p>
       ${moved ? html`<button type="button" class="link" onClick=${() => onChange(null)}>reset<span class="sr"> ${label}</span></button>` : null}
     </div>`;
   }
@@ -96,7 +98,7 @@
         ${D.report ? html`<${Card} title="Settings"><${D.NeedsLive}>The sliders need a live store. This is what is due with the settings in force.<//><//>`
           : html`<${Card} title="Settings" aside=${Object.keys(tried).length ? html`<button type="button" class="link" onClick=${() => setTried({})}>reset all</button>` : null}>
           <${D.TopicPicker} value=${topic} all onChange=${(name) => go(`/what-if${D.query({ topic: name })}`)} />
-          ${SLIDERS.map((slider) => html`<${Slider} key=${slider.name} slider=${slider} value=${slider.name in tried ? tried[slider.name] : null} inForce=${inForce(slider.setting)} onChange=${(v) => set(slider.name, v)} />`)}
+          ${SLIDERS.map((slider) => html`<${Slider} key=${slider.name} slider=${slider} value=${slider.name in tried ? tried[slider.name] : null} inForce=${inForce(slider.setting)} everywhere=${!topic} onChange=${(v) => set(slider.name, v)} />`)}
           <label class="check"><input type="checkbox" checked=${estimate} onChange=${(event) => setEstimate(event.target.checked)} /> Read records to estimate what would be saved <span class="faint">(slower)</span></label>
         <//>`}
         <div class="stack-cards">

@@ -25,7 +25,7 @@
   };
 
   /** The sentence beside a pill that says due or waiting already. */
-  const briefly = (why) => why.replace(/^(not )?due: /, "");
+  const briefly = (why) => D.unquoted(why.replace(/^(not )?due: /, ""));
 
   const Countdown = ({ label, ms, note }) => html`<div class="countdown"><dt>${label}</dt><dd><${D.Ago} ms=${ms} /><span class="faint">${D.time(ms)}${note ? ` · ${note}` : ""}</span></dd></div>`;
 
@@ -33,7 +33,7 @@
   function Why({ why, now_ms, topic }) {
     const rule = why.rule || why.held_by;
     return html`<${Card} title="Why and when" className="why" aside=${html`<${D.State} state=${why.state} />`}>
-      <p class="why-sentence"><${Text} text=${why.error || why.why} /></p>
+      <p class="why-sentence"><${Text} text=${why.error || D.unquoted(why.why)} /></p>
       <div class="gauge-row">
         <${D.Gauge} value=${why.dirty_ratio} max=${why.dirty_ratio_max} />
         ${why.dirty_ratio === null ? null : html`<p class="gauge-said"><b class="num">${D.ratio(why.dirty_ratio)}</b> of <span class="num">${D.ratio(why.dirty_ratio_max)}</span>

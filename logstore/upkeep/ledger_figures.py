@@ -10,16 +10,14 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from compaction_job.figures import Counts, read_counts
 from logstore.compaction.failures import KIND, failures_of
+from logstore.compaction.maintenance import STEPS, Counted, Counts
 from logstore.ledger import Ledger
 from logstore.ledger.receipts import SUMMARY
 from logstore.ledger.rows import DONE, RUNNING
-from logstore.store import LogStore
+from logstore.topics.opened import OpenStore
 
 COMMITTED, VOID = "committed", "void"
-#: of an append
-STEPS = ("encode", "plan", "commit", "append")
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class _RunTotals:
 class LedgerFigures:
     """Totals of the ledger, brought up to date with each look; only rows that are new are gone through."""
 
-    def __init__(self, store: LogStore, ledger: Ledger) -> None:
+    def __init__(self, store: OpenStore, ledger: Ledger) -> None:
         self._store = store
         self._ledger = ledger
         self._lock = threading.Lock()
@@ -149,6 +147,26 @@ class LedgerFigures:
         with self._lock:
             self._segments = read_counts(self._ledger, known=self._segments)
             return self._segments[1]
+
+
+def read_counts(ledger: Ledger, *, known: tuple[int, Counts] = (-1, {})) -> tuple[int, Counts]:
+    """The table's version, and what compaction counted in all segments, by partition and base offset.
+
+    `known` is an earlier answer, returned again while the table has that version.
+    """
+    table = ledger.segments_table
+    names = ["topic_id", "partition", "base_offset", "size_bytes", "records", "keys", "tombstones", "run_id"]
+
+    def look() -> tuple[int, Counts]:
+        if table.version == known[0]:
+            return known
+        rows = table.read_all(names)
+        found: dict[tuple[str, int], dict[int, Counted]] = {}
+        for topic_id, number, base, *counts in zip(*(rows[name].to_pylist() for name in names), strict=True):
+            found.setdefault((topic_id, number), {})[base] = Counted(*counts)
+        return table.version, found
+
+    return table.run(look)
 
 
 def _details(text: str | None) -> dict[str, int]:
