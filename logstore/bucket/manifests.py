@@ -103,6 +103,25 @@ class Manifests:
                 continue
         raise SegmentsChanged(f"others replaced the manifest of partition {partition} {_TRIES_MAX} times in a row")
 
+    def force(self, topic_id: str, partition: int, manifest: Manifest) -> None:
+        """Write a manifest in the place of one that cannot be read, or of none. Raises SegmentsChanged when others
+        wrote it meanwhile.
+        """
+        key = manifest_key(topic_id, partition)
+        following, pages = paged(manifest, lambda: page_key(topic_id, partition, new_nonce()))
+        for page in pages:
+            self._objects.put(page.key, (encode_page(page, limits=self._limits),))
+        data = encode_manifest(following, limits=self._limits)
+        try:
+            try:
+                _, version = self._objects.get(key)
+            except ObjectMissing:
+                self._objects.create(key, data)
+            else:
+                self._objects.replace(key, data, version)
+        except (ObjectExists, ObjectChanged):
+            raise SegmentsChanged("others replaced the manifest meanwhile", file=key) from None
+
     def reading(self, topic_id: str, partition: int) -> Callable[[], Manifest | None]:
         """Reads the manifest whenever it is called."""
         return partial(self._read_only, topic_id, partition)

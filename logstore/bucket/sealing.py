@@ -32,6 +32,7 @@ from logstore.config import LogConfig
 from logstore.directory.state import Loss
 from logstore.errors import (
     CorruptBatch,
+    CorruptState,
     DamagedLog,
     DuramenError,
     ObjectMissing,
@@ -66,6 +67,8 @@ class SealRules:
     commits_max: int = 1024
     #: whether everything is sealed now
     force: bool = False
+    #: whether records whose object is gone are given up: `duramen recover` says so, once somebody agreed
+    give_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def seal_partition(
     if seal_due(environment, source, looked, rules, now_ms) is None:
         return None
     plan = plan_seal(looked.manifest, looked.rows, source.number, commits_max=rules.commits_max)
-    return None if plan is None else _seal(environment, source, topic_id, looked, plan, now_ms)
+    return None if plan is None else _seal(environment, source, topic_id, looked, plan, now_ms, rules.give_up)
 
 
 def seal_due(
@@ -148,6 +151,8 @@ def seal_due(
     """Why the tail is to be sealed now, by the settings of its newest commit; None: it can wait."""
     if not looked.view.tail:
         return None
+    if rules.force:  # whatever became of the plan that has the settings
+        return "it was asked for"
     newest = looked.view.tail[-1]
     topic_plan = _commit(environment, newest, looked.manifest, source.number).topic
     return why_due(looked, topic_plan.log_config(), lambda: tail_bytes(environment, looked, source), rules, now_ms)
@@ -180,6 +185,7 @@ def _seal(
     looked: Looked,
     plan: SealPlan,
     now_ms: int,
+    give_up: bool,
 ) -> SealedPartition:
     made = Elapsed()
     with environment.scratch() as directory:
@@ -189,8 +195,14 @@ def _seal(
         producers = Producers(before.producer_snapshot if before else b"")
         lost: list[Lost] = []
         for row in plan.rows:
-            commit = _commit(environment, row, looked.manifest, source.number)
-            lost += _replay(environment, source, log, commit, producers if row.transactions else None)
+            try:
+                commit = _commit(environment, row, looked.manifest, source.number)
+            except (ObjectMissing, CorruptState) as error:
+                if not give_up:
+                    raise
+                lost.append(_without_plan(source, log, row, error))
+                continue
+            lost += _replay(environment, source, log, commit, producers if row.transactions else None, give_up)
             for aborted in aborted_by(row, source.number):
                 log.note_aborted(aborted)
         segments = tuple(
@@ -215,15 +227,24 @@ def _replay(
     log: SealedLog,
     commit: TailCommit,
     producers: Producers | None,
+    give_up: bool,
 ) -> list[Lost]:
-    """Append a commit; `producers` of one that ends transactions. Raises SegmentsChanged, DamagedLog."""
+    """Append a commit; `producers` of one that ends transactions. With `give_up`, an object that is gone is a loss.
+
+    Raises SegmentsChanged, DamagedLog.
+    """
     log.begin(commit)
     lost = []
     for piece, base_offset in commit.pieces():
         try:
             chunk = _read(environment, commit, piece, base_offset)
         except ObjectMissing as error:
-            raise _gone(source, log, error) from error
+            gone = _gone(source, log, error)
+            if not give_up or isinstance(gone, SegmentsChanged):
+                raise gone from error
+            lost.append(Lost(source.partition, base_offset, base_offset + piece.records, error.what, None))
+            log.continue_at(base_offset + piece.records)
+            continue
         except (CorruptBatch, ObjectTruncated) as error:
             lost.append(_set_aside(environment, source, commit, piece, base_offset, error))
             log.continue_at(base_offset + piece.records)
@@ -236,6 +257,14 @@ def _replay(
             f"the batches end at {log.end_offset}, their commit at {commit.end_offset}", partition=source.partition
         )
     return lost
+
+
+def _without_plan(source: PartitionSource, log: SealedLog, row: TopicRow, error: DuramenError) -> Lost:
+    """Nothing of a commit can be found without its plan."""
+    base, end = row.base_offsets[source.number], row.end_offsets[source.number]
+    log.now_ms = row.clock_ms
+    log.continue_at(end)
+    return Lost(source.partition, base, end, error.what, None)
 
 
 def _read(environment: MaintenanceEnvironment, commit: TailCommit, piece: PlanPiece, base_offset: int) -> Chunk:
@@ -276,7 +305,7 @@ def _gone(source: PartitionSource, log: SealedLog, error: ObjectMissing) -> Dura
         partition=source.partition,
         file=error.file,
         offset=log.end_offset,
-        hint="Restore the object from a backup or an older version of the bucket",
+        hint="Bring the object back from a backup or an older version of the bucket; `duramen recover` gives it up",
     )
 
 

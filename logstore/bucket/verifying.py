@@ -73,7 +73,7 @@ def _verify(store: BucketStore, source: PartitionSource, looked: Looked) -> tupl
     for segment in looked.view.segments:
         size_bytes += segment.log_bytes
         try:
-            records += _verify_segment(store, cache, source, segment)
+            records += verify_segment(store, cache, source, segment)
         except FileNotFoundError:
             gone.append(segment.key)
             findings.append(ObjectMissing("a segment that the manifest names is gone", file=segment.key))
@@ -107,7 +107,7 @@ def _verify(store: BucketStore, source: PartitionSource, looked: Looked) -> tupl
     ), gone
 
 
-def _verify_segment(store: BucketStore, cache: BlockCache, source: PartitionSource, entry: Segment) -> int:
+def verify_segment(store: BucketStore, cache: BlockCache, source: PartitionSource, entry: Segment) -> int:
     """Returns its records. Raises FileNotFoundError, CorruptBatch, CorruptIndex, ObjectTruncated."""
     files = SegmentFiles(cache, source.directory, [entry])
     segment = LogSegment(files, source.directory, entry.base_offset, limits=store.limits)
