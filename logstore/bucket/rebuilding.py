@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logstore.bucket.arriving import manifest_of
-from logstore.bucket.collecting import decode_floor
+from logstore.bucket.examining import read_floor
 from logstore.bucket.freeing import Floor
-from logstore.bucket.keys import floor_key, new_nonce
+from logstore.bucket.keys import new_nonce
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.rows import TopicRow
 from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state, write_state
-from logstore.errors import CorruptState, ObjectMissing
+from logstore.errors import CorruptState
 from logstore.files import OS_FILES
 from logstore.limits import MIB
 from logstore.objects.objects import Head
@@ -138,10 +138,9 @@ def sealed_once(store: BucketStore, topic: Topic, rows: Sequence[TopicRow], numb
 
 
 def _floor(store: BucketStore, topic_id: str) -> Floor:
-    key = floor_key(topic_id)
     try:
-        return decode_floor(store.objects.get(key)[0], key)
-    except (ObjectMissing, CorruptState):
+        return read_floor(store.objects, topic_id) or Floor()
+    except CorruptState:
         return Floor()
 
 

@@ -14,6 +14,7 @@ from logstore.bucket.manifest import Segment
 from logstore.bucket.reader import Looked, PartitionSource, leader_epoch, look
 from logstore.bucket.segment_object import content_of
 from logstore.bucket.tail import TailCommit, read_placed
+from logstore.directory.state import Loss
 from logstore.errors import (
     CorruptBatch,
     CorruptState,
@@ -47,6 +48,8 @@ class VerifiedPartition:
     records: int = 0
     size_bytes: int = 0
     findings: tuple[DuramenError, ...] = ()
+    #: what damage cost before, as the manifest keeps it
+    losses: tuple[Loss, ...] = ()
 
 
 def verify_partition(store: BucketStore, source: PartitionSource) -> VerifiedPartition:
@@ -104,6 +107,7 @@ def _verify(store: BucketStore, source: PartitionSource, looked: Looked) -> tupl
         records,
         size_bytes,
         tuple(findings),
+        looked.state().losses,
     ), gone
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from bucket.small_store import all_keys
 from bucket.test_arriving import LATER_MS
+from logstore.bucket.commit_file import commit_key
+from logstore.bucket.examining import examine, mend_ledger, mend_store
 from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.mending import Mended, mend_partition
@@ -17,6 +19,7 @@ from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
 from logstore.bucket.verifying import verify_partition
 from logstore.clock import ManualClock
+from logstore.errors import LedgerError
 from logstore.objects.memory import MemoryObjects
 from logstore.records.record import Record
 
@@ -186,3 +189,57 @@ def test_compacted_segments_win_over_what_they_were_made_of(rng: random.Random) 
     assert set(before) <= set(offsets(reopened(store)))
     maintain(store, MaintenanceRules(force_compaction=True))
     assert offsets(reopened(store)) == before
+
+
+WHOLE: dict[str, tuple[str, bool]] = {
+    "ledger/summary": ("summary", True),
+    "topics/t": ("topics/t", False),
+    "floors/": ("floor", False),
+}
+
+
+@pytest.mark.parametrize("key", WHOLE)
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_belongs_to_no_partition_is_found_and_made_again(rng: random.Random, key: str, gone: bool) -> None:
+    store = filled(rng)
+    before = offsets(store)
+    key = f"floors/{store.topic('t').id}" if key == "floors/" else key
+    assert examine(store) == []
+    if gone:
+        store.objects.delete([key])
+    else:
+        overwrite(store, key, flip)
+    if gone and key.startswith("floors/"):
+        assert examine(store) == [], "one that is not there yet says the same"
+        return
+    assert [finding.file for finding in examine(store)] == [key]
+    draft = BucketStore("memory://test", objects=store.objects, clock=store.clock, is_draft=True)
+    for dry_run in (True, False):
+        told = mend_ledger(draft, dry_run=dry_run)
+        assert bool(told) == (key == "ledger/summary")
+        if not told:
+            assert mend_store(reopened(store), dry_run=dry_run)
+    store = reopened(store)
+    assert examine(store) == []
+    assert mend_store(store, dry_run=False) == []
+    assert offsets(store) == before
+    for _ in range(3):
+        store.clock.advance(2 * DAY_MS)  # type: ignore[attr-defined]
+        assert not maintain(store).failed
+    assert offsets(store) == before
+
+
+def test_staged_objects_that_are_gone_or_short_are_found(rng: random.Random) -> None:
+    store = filled(rng)
+    first, second = staged(store)[:2]
+    store.objects.delete([first])
+    overwrite(store, second, cut)
+    assert {finding.file for finding in examine(reopened(store))} == {first, second}
+
+
+def test_a_summary_whose_commits_are_gone_too_is_an_error(rng: random.Random) -> None:
+    store = filled(rng)
+    overwrite(store, "ledger/summary", flip)
+    store.objects.delete([commit_key(2)])
+    with pytest.raises(LedgerError, match="commit 2, which it could be made from, is gone"):
+        mend_ledger(BucketStore("memory://test", objects=store.objects, clock=store.clock, is_draft=True), dry_run=True)
