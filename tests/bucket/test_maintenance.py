@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import uuid
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from bucket.faulty import WRITES, Fault, FaultyObjects
+from bucket.small_store import all_keys
 from compaction_job import compact, explain, plan
 from compaction_job import outcomes as outcomes_step
 from compaction_job import planning as planning_step
@@ -27,15 +30,17 @@ from logstore.bucket.store import BucketStore
 from logstore.clock import ManualClock
 from logstore.compaction.failures import KIND
 from logstore.compaction.maintenance import Job
-from logstore.errors import InvalidConfig, NotCompacted, UnknownConfig, UnknownTopic
+from logstore.errors import DuramenError, InvalidConfig, NotCompacted, UnknownConfig, UnknownTopic
 from logstore.ledger.receipts import KEPT_EACH, KEPT_ERASING_EACH
 from logstore.ledger.rows import DONE, FAILED, RunRow
 from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
+from logstore.objects.retrying import Patience, RetryingObjects
 from logstore.records.record import Record
 from logstore.store import LogStore
 
 NOW_MS = 1_700_000_000_000
+QUICK = Patience(deadline_s=5, first_wait_s=0.001, sleep=lambda _: None, monotonic=lambda: 0.0)
 CONFIGS = {"cleanup.policy": "compact", "segment.bytes": 2000, "min.cleanable.dirty.ratio": 0.3}
 
 
@@ -390,3 +395,75 @@ def test_maintain_leaves_receipts_as_well(url: str) -> None:
     run_command(["--store", url, "maintain", "--seal-all"])
     store = BucketStore(url)
     assert {run.partition for run in BucketMaintenance(store).runs()} == {0, 1}
+
+
+@pytest.mark.parametrize("retries", [True, False], ids=["retried", "not-retried"])
+@pytest.mark.parametrize("fault", [*WRITES, Fault.SHORT], ids=lambda fault: fault.name)
+def test_a_run_that_fails_anywhere_has_a_receipt_of_what_is_in_force(
+    store: BucketStore, clock: ManualClock, fault: Fault, *, retries: bool
+) -> None:
+    """Each request of a run: no pass without its receipt, no receipt without its pass, no key back."""
+    store.alter_topic("orders", configs={"delete.retention.ms": 0})
+    fill(store, turns=2)
+    compact(store, roll_active=True, topics={"orders": [0]})
+    fill(store, turns=1, seed=2)
+    topic, kept = store.topic("orders"), state(store)
+    before = manifest_of(store, topic.id)
+    at, calls = -1, 0  # without a fault first
+    while at < calls:
+        inner = copied(store.objects, clock)
+        faulty = FaultyObjects(inner, {})
+        seen = RetryingObjects(faulty, QUICK) if retries else faulty
+        failing = BucketStore(store.url, objects=seen, clock=clock)
+        faulty.calls.clear()
+        faulty.faults[at] = fault
+        with contextlib.suppress(DuramenError):
+            compact(failing, roll_active=True, topics={"orders": [0]}, retention=False, run_name="this")
+        calls = max(calls, len(faulty.calls))
+        faulty.faults.clear()
+        faulty.land()
+        after = BucketStore(store.url, objects=inner, clock=clock)
+        assert state(after) == kept, (fault, at)
+        manifest = manifest_of(after, topic.id)
+        done = [run for run in manifest.receipts.runs if run.run_id == "this-orders-0" and run.result == DONE]
+        assert bool(done) == (manifest.first_dirty_offset > before.first_dirty_offset), (fault, at)
+        assert manifest.receipts.results[DONE] == before.receipts.results[DONE] + len(done), (fault, at)
+        at += 1
+    assert calls > 20
+
+
+def manifest_of(store: BucketStore, topic_id: str) -> Manifest:
+    manifest = store.manifests.read(topic_id, 0).manifest
+    assert manifest is not None
+    return manifest
+
+
+def copied(objects: Any, clock: ManualClock) -> MemoryObjects:
+    inner = MemoryObjects(clock)
+    for key in [*all_keys(objects), "duramen.json"]:
+        inner.put(key, [objects.get(key)[0]])
+    return inner
+
+
+@pytest.mark.parametrize("fault", WRITES, ids=lambda fault: fault.name)
+def test_settings_are_old_or_new_whatever_fails(store: BucketStore, clock: ManualClock, fault: Fault) -> None:
+    store.alter_settings({"log.cleaner.threads": 1})
+    at, calls = 0, 1
+    while at < calls:
+        inner = copied(store.objects, clock)
+        faulty = FaultyObjects(inner, {})
+        failing = BucketStore(store.url, objects=RetryingObjects(faulty, QUICK), clock=clock)
+        faulty.calls.clear()
+        faulty.faults[at] = fault
+        told = 3
+        try:
+            failing.alter_settings({"log.cleaner.threads": 3})
+        except DuramenError:
+            told = 1
+        calls = len(faulty.calls)
+        faulty.faults.clear()
+        faulty.land()
+        found = BucketStore(store.url, objects=inner, clock=clock).broker_config.log_cleaner_threads
+        assert found == told or (told, found) == (1, 3), (fault, at)  # an error does not say that nothing was done
+        at += 1
+    assert calls == 2
