@@ -39,6 +39,8 @@ _READS_AT_ONCE = 16
 #: for how long the server's clock is believed to be where it was
 _CLOCK_S = 600.0
 _SAME_S = 60.0
+#: what is asked for within this time is asked for at one moment
+_TOGETHER_S = 0.5
 
 
 class BucketMaintenance:
@@ -47,6 +49,7 @@ class BucketMaintenance:
         self._collector: tuple[float, Collector] | None = None
         self._identity: str | None = None
         self._looked_s = -_SAME_S
+        self._manifests: tuple[float, list[tuple[Topic, int, Manifest]]] = (-_TOGETHER_S, [])
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -79,11 +82,17 @@ class BucketMaintenance:
             found = pool.map(lambda each: _read(self._store, each[0].id, each[1]), partitions)
             return [(*each, manifest) for each, manifest in zip(partitions, found, strict=True) if manifest is not None]
 
+    def _lately(self) -> list[tuple[Topic, int, Manifest]]:
+        """The same, for those who ask for several things at a time."""
+        if time.monotonic() - self._manifests[0] > _TOGETHER_S:
+            self._manifests = (time.monotonic(), self.manifests())
+        return self._manifests[1]
+
     def failures(self) -> dict[tuple[str, int], SetAside]:
         base_ms = self._store.broker_config.duramen_cleaner_retry_ms
         found = {
             (topic.id, number): last_failures(manifest.receipts.runs, base_ms)
-            for topic, number, manifest in self.manifests()
+            for topic, number, manifest in self._lately()
         }
         return {key: aside for key, aside in found.items() if aside is not None}
 
@@ -93,13 +102,13 @@ class BucketMaintenance:
     def runs(self) -> list[RunRow]:
         found = [
             replace(run, topic_id=topic.id, topic=topic.name, partition=number)
-            for topic, number, manifest in self.manifests()
+            for topic, number, manifest in self._lately()
             for run in manifest.receipts.runs
         ]
         return sorted(found, key=lambda run: run.ended_ms or 0)
 
     def counts(self) -> Counts:
-        return counts_of(self.manifests())
+        return counts_of(self._lately())
 
     def figures(self) -> BucketFigures:
         return BucketFigures(self._store, self)

@@ -24,10 +24,8 @@ from logstore.errors import (
     LockHeld,
 )
 from logstore.files import make_directory
-from logstore.partition.roll import max_segment_ms
 from logstore.segment.names import FileKind, file_name
 from logstore.topic import TopicPartition
-from logstore.topics.looking import PartitionLook, first_header
 from logstore.topics.open_topics import OpenTopics
 from logstore.topics.places import segments_at, topic_id_at
 from logstore.topics.registry import Topic
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from logstore.partition.environment import LastKnown, LogEnvironment
     from logstore.partition.log import PartitionLog
     from logstore.partition.reader import PartitionReader
+    from logstore.topics.looking import PartitionLook
 
 
 class OpenStore(OpenTopics):
@@ -103,6 +102,9 @@ class OpenStore(OpenTopics):
 
     def look(self, topic: Topic, number: int) -> PartitionLook:
         """The partition as planning sees it, by its small files. Raises UnknownTopic, CorruptState."""
+        from logstore.partition.roll import max_segment_ms
+        from logstore.topics.looking import PartitionLook, first_header
+
         partition, state, ends = topic.partition(number), self.partition_state(topic, number), self.ends(topic)
         directory, end = self.layout.partition(partition), ends.high_watermarks[number]
 

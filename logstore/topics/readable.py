@@ -11,11 +11,11 @@ from logstore.config import BrokerConfig, LogConfig, Resolved
 from logstore.directory.ends import TopicEnds
 from logstore.directory.state import PartitionState
 from logstore.limits import Limits
-from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
     from logstore.partition.reader import PartitionReader
+    from logstore.topics.looking import PartitionLook
 
 
 class ReadableStore(Protocol):

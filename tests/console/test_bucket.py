@@ -72,6 +72,22 @@ def test_the_header_says_what_nobody_can_know_of_a_bucket(client: Client, store:
         client.get(path)
 
 
+def test_a_look_at_which_nothing_is_new_takes_few_requests(client: Client, store: BucketStore) -> None:
+    client.get("/store")
+    requests = client.served._store.requests  # type: ignore[attr-defined]
+
+    def taken() -> int:
+        before = sum(requests.values())
+        client.get("/store")
+        return sum(requests.values()) - before
+
+    assert min(taken() for _ in range(5)) <= 2  # receipts are read now and then
+    time.sleep(CACHED_S)
+    fill_orders(store, batches=1, first=6)
+    # Two partitions of the topic and one of the other: the look at each, the plan of the new batch, receipts.
+    assert taken() <= 2 + 3 * 3 + 2 + 3
+
+
 def test_strips_add_up_to_the_manifests_and_the_tail(client: Client, store: BucketStore) -> None:
     topic = store.topic("orders")
     for number in range(2):
