@@ -102,6 +102,58 @@ def test_planned_explained_and_compacted_as_in_a_directory(store: BucketStore, t
         compact(store, topics=["plain"])
 
 
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"duramen.compaction.order": "timestamp"},
+        {"duramen.compaction.order": "header"},
+        {"min.compaction.lag.ms": 3000, "segment.bytes": 600},
+        {"max.compaction.lag.ms": 5000, "min.cleanable.dirty.ratio": 1.0},
+        {"delete.retention.ms": 0, "duramen.compaction.merge.bytes": 10_000},
+        {"duramen.key.ttl.ms": 6000},
+        {"duramen.compaction.recompress.type": "zstd"},
+        {"cleanup.policy": "compact,delete", "retention.ms": 9000},
+    ],
+    ids=lambda configs: "-".join(map(str, configs.values())),
+)
+def test_what_survives_a_run_is_what_survives_in_a_directory(
+    clock: ManualClock, store: BucketStore, tmp_path: Path, configs: dict[str, object]
+) -> None:
+    """Tails are sealed and active segments rolled before each run, so segments end at the same offsets."""
+    rng = random.Random(str(configs))
+    with LogStore(tmp_path / "store", create=True, clock=clock) as directory:
+        for each in (store, directory):
+            each.create_topic("t", configs=CONFIGS | {"file.delete.delay.ms": 0} | configs)
+        for _ in range(4):
+            for _ in range(3):
+                records = [a_record(rng, clock.now_ms()) for _ in range(15)]
+                for each in (store, directory):
+                    each.append("t", records)
+                clock.advance(500)
+            for each in (store, directory):
+                report = compact(each, topics=["t"], roll_active=True)
+                assert not report.failed, report.failed[0].reason
+            assert live(store) == live(directory)
+            kinds = [each.partition_state(each.topic("t"), 0) for each in (store, directory)]
+            assert kinds[0].first_dirty_offset == kinds[1].first_dirty_offset
+            assert kinds[0].next_horizon_ms == kinds[1].next_horizon_ms
+            clock.advance(rng.randrange(4000))
+        runs = [each.maintenance().runs() for each in (store, directory)]
+        assert [(r.result, r.removed) for r in runs[0]] == [(r.result, r.removed) for r in runs[1]]
+        assert sum(sum(run.removed.values()) for run in runs[0])
+
+
+def a_record(rng: random.Random, now_ms: int) -> Record:
+    value = None if rng.random() < 0.2 else rng.randbytes(rng.randrange(40))
+    version = rng.randrange(1000).to_bytes(8, "big")
+    return Record(b"k%d" % rng.randrange(12), value, now_ms - rng.randrange(2000), headers=(("version", version),))
+
+
+def live(store: Any) -> list[Record]:
+    reader = store.reader("t", 0)
+    return list(reader.records(reader.log_start_offset()))
+
+
 def test_what_if_is_answered_by_the_tail_too(store: BucketStore) -> None:
     """Nothing is sealed: the plan looks at each partition as the run will find it."""
     fill(store, turns=1)
@@ -359,7 +411,10 @@ def test_the_steps_of_the_dags_take_a_url(url: str, capsys: pytest.CaptureFixtur
     assert [(each["partition"], each["result"]) for each in found] == [(0, "done")]
     assert compact(url, topics={"orders": [0]}, airflow_run_id="mine").runs[0].reason.startswith("done already")
     compact(url, roll_active=True, topics=["orders"])
-    assert step(retention_step)["problems"] == []
+    retained = step(retention_step)
+    assert retained["problems"] == []
+    assert [each["topic"] for each in retained["retained"]] == ["events"]
+    assert BucketStore(url).reader("events", 0).log_start_offset() == 320
 
 
 def test_commands_take_a_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:
