@@ -22,10 +22,12 @@ from compaction_job.job import Progress
 from compaction_job.metrics import StoreCollector
 from compaction_job.scheduler import Scheduler
 from duramen.cli import run as run_command
+from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.maintenance import BucketMaintenance
 from logstore.bucket.manifest import Manifest, decode_manifest, encode_manifest
 from logstore.bucket.receipts import Receipts
 from logstore.bucket.replacing import note_run
+from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
 from logstore.clock import ManualClock
 from logstore.compaction.failures import KIND
@@ -522,3 +524,28 @@ def test_settings_are_old_or_new_whatever_fails(store: BucketStore, clock: Manua
         assert found == told or (told, found) == (1, 3), (fault, at)  # an error does not say that nothing was done
         at += 1
     assert calls == 2
+
+
+def test_a_look_at_a_partition_takes_two_requests_and_a_pass_few_writes(clock: ManualClock) -> None:
+    inner = MemoryObjects(clock)
+    made = BucketStore("memory://test", create=True, objects=inner, clock=clock)
+    made.create_topic("orders", partitions=10, configs=CONFIGS)
+    fill(made, turns=2)
+    maintain(made, MaintenanceRules(seal=SealRules(force=True)))
+    counted = CountedObjects(inner)
+    store = BucketStore("memory://test", objects=counted, clock=clock)
+    compact(store, retention=False)  # learns the clock and the plans
+    counted.requests.clear()
+    assert {run.result for run in compact(store, retention=False).runs} == {"skipped"}
+    assert counted.requests.total() <= 2 * 10 + 6, counted.requests
+    counted.requests.clear()
+    store.maintenance().tidy(Job.SEAL, lambda: False, wait_for_idle=False)
+    assert counted.requests.total() <= 10 + 8, counted.requests
+    fill(made, turns=3, seed=2)
+    maintain(made, MaintenanceRules(seal=SealRules(force=True), compact=False))
+    counted.requests.clear()
+    report = compact(store, force=True, retention=False)
+    puts = sum(run.report.segments_after for run in report.done if run.report)
+    assert len(report.done) > 4
+    assert counted.requests["put"] <= puts + 1
+    assert counted.requests["replace"] == len(report.done)  # the receipt comes with it
