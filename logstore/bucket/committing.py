@@ -37,6 +37,7 @@ from logstore.errors import (
     CommitConflict,
     CommitUnknown,
     DuramenError,
+    MissingBatches,
     TopicChanged,
     UnknownTopic,
 )
@@ -120,7 +121,11 @@ class BucketCommitter:
         return found[:count][::-1]
 
     def check_replay(self, app: AppBatch) -> bool:
-        return is_next_or_replay(self._ledger.refresh(), app)
+        try:
+            return is_next_or_replay(self._ledger.refresh(), app)
+        except MissingBatches as error:
+            origin = self.store.origin()
+            raise error if origin is None else error.with_hint(origin.explained(error.hint)) from None
 
     def finish_replay(self, app: AppBatch) -> None:
         """What is committed is visible."""

@@ -265,8 +265,7 @@ class Committer(Flusher):
             with contextlib.suppress(CorruptState):
                 origin = read_origin(self._fs, self.store.layout)
             if origin is not None:
-                copied = f"The store is a copy of {origin.source}, taken at {origin.taken_text}"
-                error.with_hint(f"{copied}. {error.hint}")
+                error.with_hint(origin.explained(error.hint))
             raise
 
     def _note_restored(self) -> None:

@@ -11,9 +11,11 @@ from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed
 from logstore.commit.driver import Commits
 from logstore.config import Resolved
+from logstore.directory.origin import Origin
+from logstore.files import FileSystem
 from logstore.partition.environment import LogEnvironment
 from logstore.records.record import Record
-from logstore.topics.moving import Arrivals
+from logstore.topics.moving import Arrivals, Departures, Take
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
@@ -74,6 +76,13 @@ class Store(ReadableStore, Protocol):
     def log_environment(self) -> LogEnvironment: ...
     def check_free(self, topic: Topic) -> None: ...
     def arrivals(self) -> AbstractContextManager[Arrivals]: ...
+    @property
+    def fs(self) -> FileSystem:
+        """Of folders on this machine."""
+
+    def origin(self) -> Origin | None: ...
+    def exports(self, topics: Sequence[Topic]) -> AbstractContextManager[Take]: ...
+    def departures(self, topics: Sequence[Topic], *, what: str) -> AbstractContextManager[Departures]: ...
 
     def open_transactions(
         self, topic: Topic, number: int, *, ends: TopicEnds | None = None

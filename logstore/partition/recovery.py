@@ -29,7 +29,7 @@ from logstore.partition.producer_state_manager import ProducerStateManager
 from logstore.partition.recovery_report import Cut, RecoveryReport
 from logstore.partition.replacements import finish_replacements, numbered_files
 from logstore.partition.soundness import in_order, well_formed
-from logstore.records.table import LAST_OFFSET, POSITION, SIZE
+from logstore.records.table import ATTRIBUTES, CONTROL_BIT, LAST_OFFSET, POSITION, SIZE
 from logstore.segment.batches import Chunk
 from logstore.segment.names import SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name
 from logstore.segment.resync import intact_at
@@ -358,6 +358,8 @@ def _needs_no_index(segment: LogSegment) -> bool:
         tables = [chunk.table for chunk in segment.chunks()]
     except (CorruptBatch, BufferLimit):
         return False
+    if any((table[:, ATTRIBUTES] & CONTROL_BIT).any() for table in tables):
+        return False  # markers make a transaction index, which a copy may have come without
     return all(int(table[:, LAST_OFFSET].max()) - segment.base_offset <= RELATIVE_OFFSET_MAX for table in tables)
 
 

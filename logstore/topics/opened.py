@@ -100,6 +100,10 @@ class OpenStore(OpenTopics):
             )
         return state or PartitionState()
 
+    def partition_states(self, topic: Topic) -> list[PartitionState]:
+        """Of all partitions, each as of now."""
+        return [self.partition_state(topic, number) for number in range(topic.partitions)]
+
     def look(self, topic: Topic, number: int) -> PartitionLook:
         """The partition as planning sees it, by its small files. Raises UnknownTopic, CorruptState."""
         from logstore.partition.roll import max_segment_ms

@@ -65,6 +65,9 @@ class ReadableStore(Protocol):
 
     def high_watermark(self, topic: Topic, number: int) -> int: ...
     def partition_state(self, topic: Topic, number: int) -> PartitionState: ...
+    def partition_states(self, topic: Topic) -> list[PartitionState]:
+        """Of all partitions, each as of now."""
+
     def look(self, topic: Topic, number: int) -> PartitionLook:
         """The partition at one moment, as planning and figures see it."""
 

@@ -49,8 +49,8 @@ def fill(store: LogStore, size_bytes: int) -> dict[str, int]:
     return last
 
 
-def submit(cluster: Cluster, folder: Path, *arguments: str, **conf: str) -> dict[str, Any]:
-    report = folder / "report.json"
+def submission(cluster: Cluster, store: str, report: Path, **conf: str) -> list[str]:
+    """The command of the compaction job."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -61,10 +61,13 @@ def submit(cluster: Cluster, folder: Path, *arguments: str, **conf: str) -> dict
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "1g"]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
-    command += [str(ROOT / "compaction_job" / "submit.py"), "--store", str(folder / "store"), "--report", str(report)]
-    done = subprocess.run(
-        [*command, *arguments], env=environment(folder / "driver"), capture_output=True, text=True, timeout=600
-    )
+    return [*command, str(ROOT / "compaction_job" / "submit.py"), "--store", store, "--report", str(report)]
+
+
+def submit(cluster: Cluster, folder: Path, *arguments: str, **conf: str) -> dict[str, Any]:
+    report = folder / "report.json"
+    command = [*submission(cluster, str(folder / "store"), report, **conf), *arguments]
+    done = subprocess.run(command, env=environment(folder / "driver"), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-6000:]
     found: dict[str, Any] = json.loads(report.read_text())
     return found
