@@ -22,11 +22,9 @@ from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
-    CorruptState,
+    DuramenError,
     ObjectChanged,
     ObjectExists,
-    ObjectMissing,
-    ObjectStoreError,
     TopicExists,
     UnknownTopic,
 )
@@ -100,7 +98,8 @@ def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Top
         return replace(_bare(newest), sequence=newest.sequence + 1, kind=Kind.ENDED, clock_ms=clock_ms)
 
     row = _commit(store, last_row)
-    end_manifests(store, row.topic_id, len(row.end_offsets))
+    with contextlib.suppress(DuramenError):  # the topic has ended; maintenance goes on with it
+        end_manifests(store, row.topic_id, len(row.end_offsets))
     project(store, topic, ended=True)
     return topic
 
@@ -124,7 +123,7 @@ def project(store: BucketStore, topic: Topic, *, ended: bool = False) -> None:
     order = store.ledger.view.version
     document = {"ledger_version": order, "ended": ended, "topic": topic_document(topic)}
     data = seal(document, version=_PROJECTION_VERSION)
-    with contextlib.suppress(ObjectStoreError, ObjectMissing, CorruptState):
+    with contextlib.suppress(DuramenError):
         try:
             store.objects.create(key, data)
             return
