@@ -25,7 +25,7 @@ from logstore.bucket.rows import NO_TOPIC, Aborted, Kind, LedgerView, PlanRef, T
 from logstore.directory.sealed import seal, unseal
 from logstore.errors import AppendTooLarge, CorruptState, LedgerError
 from logstore.ledger.ledger import APP, COUNTED, TOPIC
-from logstore.ledger.rows import COMMITS
+from logstore.ledger.rows import COMMITS, CommitRow
 from logstore.limits import INT64_MAX, Limits
 from logstore.objects.objects import check_key
 from logstore.topics.registry import topic_document, topic_from
@@ -143,6 +143,48 @@ def decode_summary(data: bytes, *, limits: Limits) -> LedgerView:
         )
     except (KeyError, TypeError, ValueError, zlib.error, CorruptState) as error:
         raise LedgerError(f"a malformed summary: {error}", file=SUMMARY) from None
+
+
+def commit_rows(entry: Entry, version: int, view: LedgerView) -> list[CommitRow]:
+    """What a commit says of batches, as the ledger of a directory has it; `view` is of that version or newer."""
+    details = entry.details
+    timings, sizes = details.get("timings_ms"), details.get("bytes")
+    workers, dead_letters = details.get("workers"), details.get("dead_letters")
+    found = []
+    for row in entry.rows:
+        if row.kind not in (Kind.BATCH, Kind.EMPTY):
+            continue
+        topic = view.definitions.get(row.topic_id)
+        found.append(
+            CommitRow(
+                version=version,
+                topic_id=row.topic_id,
+                topic="" if topic is None else topic.name,
+                sequence=row.sequence,
+                plan_id=str(details.get("plan_id")),
+                app_id=row.app_id,
+                batch_id=row.batch_id,
+                query_id=row.query_id,
+                base_offsets=row.base_offsets,
+                end_offsets=row.end_offsets,
+                records=sum(row.end_offsets) - sum(row.base_offsets),
+                size_bytes=_whole(sizes.get(row.topic_id)) if isinstance(sizes, dict) else 0,
+                dead_letters=_whole(dead_letters),
+                timings_ms={str(step): _whole(spent) for step, spent in timings.items()}
+                if isinstance(timings, dict)
+                else {},
+                workers=tuple(map(str, workers)) if isinstance(workers, list) else (),
+                void=False,
+                committed_ms=row.clock_ms,
+                engine=str(details.get("engine")),
+            )
+        )
+    return found
+
+
+def _whole(value: object) -> int:
+    """For what is only shown."""
+    return value if type(value) is int else 0
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

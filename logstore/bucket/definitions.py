@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from logstore.bucket.commit_file import Entry
 from logstore.bucket.judging import plan_clock
 from logstore.bucket.keys import new_nonce, topic_key
+from logstore.bucket.manifests import overwrite
 from logstore.bucket.replacing import end_partition
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
 from logstore.directory.sealed import seal, unseal, whole_number
@@ -119,10 +120,8 @@ def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
 
 def project(store: BucketStore, topic: Topic, *, ended: bool = False) -> None:
     """Bring `topics/NAME` up to date as far as it is older. That it fails says nothing about the topic."""
-    key = topic_key(topic.name)
-    order = store.ledger.view.version
-    document = {"ledger_version": order, "ended": ended, "topic": topic_document(topic)}
-    data = seal(document, version=_PROJECTION_VERSION)
+    key, order = topic_key(topic.name), store.ledger.view.version
+    data = _projection(store, topic, ended=ended)
     with contextlib.suppress(DuramenError):
         try:
             store.objects.create(key, data)
@@ -137,6 +136,22 @@ def project(store: BucketStore, topic: Topic, *, ended: bool = False) -> None:
 
 def _commit(store: BucketStore, row_of: Callable[[LedgerView], TopicRow]) -> TopicRow:
     return commit_rows(store, lambda view: (row_of(view),))[0]
+
+
+def _projection(store: BucketStore, topic: Topic, *, ended: bool) -> bytes:
+    document = {"ledger_version": store.ledger.view.version, "ended": ended, "topic": topic_document(topic)}
+    return seal(document, version=_PROJECTION_VERSION)
+
+
+def read_projection(store: BucketStore, name: str) -> None:
+    """Raises CorruptState, ObjectMissing."""
+    key = topic_key(name)
+    unseal(store.objects.get(key)[0], version=_PROJECTION_VERSION, file=key)
+
+
+def write_projection(store: BucketStore, topic: Topic) -> None:
+    """In the place of one that cannot be read."""
+    overwrite(store.objects, topic_key(topic.name), _projection(store, topic, ended=False))
 
 
 def commit_rows(store: BucketStore, rows_of: Callable[[LedgerView], tuple[TopicRow, ...]]) -> tuple[TopicRow, ...]:

@@ -10,7 +10,7 @@ import contextlib
 import operator
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from logstore.bucket.commit_file import (
@@ -43,6 +43,10 @@ from logstore.objects.objects import Objects, Version
 #: a summary is at most this many commits old, so that opening takes few requests; a large one may be older
 _SUMMARY_EVERY = 4
 _SUMMARY_BYTES = MIB
+#: commits that a report goes back at most
+_ENTRIES_MAX = 200
+#: of many partitions fewer are kept
+_OFFSETS_MAX = 1_000_000
 #: who has not looked for this long begins from the summary again: commit files may have been cleaned up since
 _STALE_MS = 3_600_000
 _LOOKS_MAX = 3
@@ -65,6 +69,8 @@ class BucketLedger:
         self._summary: tuple[int, int, Version] | None = None  # ledger version, size
         #: the version at which this process last tried to write it
         self._tried = -_SUMMARY_EVERY
+        #: the newest commits that this process read or made
+        self._entries: dict[int, Entry] = {}
         #: what the commits that were read one by one took, by step
         self.spent_ms: Counter[str] = Counter()
 
@@ -123,7 +129,37 @@ class BucketLedger:
             return None
         entry = decode_commit(data, view.version + 1, limits=self._limits)
         self.spent_ms.update(spent_ms(entry))
+        self._keep(view.version + 1, entry)
         return applied(view, entry)
+
+    def newest_entries(self) -> Iterator[tuple[int, Entry]]:
+        """Commits, newest first, as far as they are kept, and no more than a report needs. Each one not seen lately is
+        a request.
+        """
+        newest = self.refresh().version
+        for version in range(newest, max(newest - _ENTRIES_MAX, 0), -1):
+            entry = self._entries.get(version)
+            if entry is None:
+                try:
+                    entry = decode_commit(self._objects.get(commit_key(version))[0], version, limits=self._limits)
+                except ObjectMissing:
+                    return
+                with self._lock:
+                    self._keep(version, entry)
+            yield version, entry
+
+    def seen_entries(self) -> list[Entry]:
+        """The newest commits that this process has seen; asks for none."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def _keep(self, version: int, entry: Entry) -> None:
+        self._entries[version] = entry
+        while len(self._entries) > 1 and (len(self._entries) > _ENTRIES_MAX or self._offsets_kept() > _OFFSETS_MAX):
+            del self._entries[min(self._entries)]
+
+    def _offsets_kept(self) -> int:
+        return sum(len(row.end_offsets) for entry in self._entries.values() for row in entry.rows)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -156,6 +192,7 @@ class BucketLedger:
             self._check_in_force(version, entry)
         view = applied(seen, entry)
         with self._lock:
+            self._keep(version, entry)
             if self._view is None or self._view.version < version:
                 self._view = view
             self._summarize_now_and_then(view)

@@ -103,9 +103,31 @@ class Manifests:
                 continue
         raise SegmentsChanged(f"others replaced the manifest of partition {partition} {_TRIES_MAX} times in a row")
 
+    def force(self, topic_id: str, partition: int, manifest: Manifest) -> None:
+        """Write a manifest in the place of one that cannot be read, or of none. Raises SegmentsChanged when others
+        wrote it meanwhile.
+        """
+        following, pages = paged(manifest, lambda: page_key(topic_id, partition, new_nonce()))
+        for page in pages:
+            self._objects.put(page.key, (encode_page(page, limits=self._limits),))
+        overwrite(self._objects, manifest_key(topic_id, partition), encode_manifest(following, limits=self._limits))
+
     def reading(self, topic_id: str, partition: int) -> Callable[[], Manifest | None]:
         """Reads the manifest whenever it is called."""
         return partial(self._read_only, topic_id, partition)
 
     def _read_only(self, topic_id: str, partition: int) -> Manifest | None:
         return self.read(topic_id, partition).manifest
+
+
+def overwrite(objects: Objects, key: str, data: bytes) -> None:
+    """Write an object whatever is there, for repair. Raises SegmentsChanged when others wrote it meanwhile."""
+    try:
+        try:
+            _, version = objects.get(key)
+        except ObjectMissing:
+            objects.create(key, data)
+        else:
+            objects.replace(key, data, version)
+    except (ObjectExists, ObjectChanged):
+        raise SegmentsChanged("others wrote the object meanwhile", file=key) from None

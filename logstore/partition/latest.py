@@ -118,8 +118,9 @@ def _pinned(
     for look in range(_LOOKS_MAX):
         if look:
             time.sleep(_LOOK_AGAIN_S)
-        before = reader.state()
-        view = reader.view(committed=committed)
+        seen = reader.frozen()
+        before = seen.state()
+        view = seen.view(committed=committed)
         low = view.log_start_offset if start is None else max(start, view.log_start_offset)
         high = view.end_offset if end is None else min(end, view.end_offset)
         # Transactions that were aborted may be noted in any later segment.
@@ -133,7 +134,7 @@ def _pinned(
         except DamagedLog as error:  # the same, or really damaged
             damage = error
             continue
-        after = reader.state()
+        after = seen.state()
         if (before.generation, before.dropped_tombstones) == (after.generation, after.dropped_tombstones):
             pinned = LogView(
                 view.partition,

@@ -66,6 +66,12 @@ class PartitionReader:
         self._sizes: dict[int, int] = {}  # of all segments but the last, which grows
         self._replaced: frozenset[int] = frozenset()
 
+    def frozen(self) -> PartitionReader:
+        """A reader of the partition as it is now, where that can be had at once. Of a directory it is this one: its
+        files are opened, and its list is looked at again.
+        """
+        return self
+
     def state(self) -> PartitionState:
         """Raises CorruptState when there is none or it is damaged; that of a topic just created is empty."""
         state = read_state(self._fs, self._state_path, limits=self.limits)

@@ -120,7 +120,7 @@ def plan_restore(
         for number in range(topic.partitions):
             later = store.reader(topic, number, end_offset=latest[number]).offset_for_timestamp(as_of_timestamp_ms + 1)
             ends[number] = latest[number] if later is None else min(later.offset, latest[number])
-    states = [store.partition_state(topic, number) for number in range(topic.partitions)]
+    states = store.partition_states(topic)
     if not allow_thinned:
         _check_exact(topic, {n: _exact_from(state, ends[n], latest[n]) for n, state in enumerate(states)})
     starts = [state.log_start_offset for state in states]

@@ -11,11 +11,11 @@ from logstore.config import BrokerConfig, LogConfig, Resolved
 from logstore.directory.ends import TopicEnds
 from logstore.directory.state import PartitionState
 from logstore.limits import Limits
-from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
     from logstore.partition.reader import PartitionReader
+    from logstore.topics.looking import PartitionLook
 
 
 class ReadableStore(Protocol):
@@ -47,6 +47,9 @@ class ReadableStore(Protocol):
 
     @property
     def broker_config(self) -> BrokerConfig: ...
+    @property
+    def settings_file(self) -> str:
+        """Where the settings of the store as a whole are, or would be."""
 
     def broker_settings(self) -> dict[str, Resolved]:
         """The settings of the store as a whole, each with its source."""
@@ -62,6 +65,9 @@ class ReadableStore(Protocol):
 
     def high_watermark(self, topic: Topic, number: int) -> int: ...
     def partition_state(self, topic: Topic, number: int) -> PartitionState: ...
+    def partition_states(self, topic: Topic) -> list[PartitionState]:
+        """Of all partitions, each as of now."""
+
     def look(self, topic: Topic, number: int) -> PartitionLook:
         """The partition at one moment, as planning and figures see it."""
 
