@@ -99,10 +99,20 @@ class LogStore(OpenStore, Reads):
         own_flush, self._own_flush = self._own_flush, None
         try:
             if own_flush is not None:
-                own_flush.rest()
+                own_flush.flush_all()
         finally:
             self._committer = None
             super().close()
+
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Raises InvalidConfig: they are in a file, with the comments of whoever wrote it."""
+        raise InvalidConfig(
+            "the settings of a store in a directory are in a file",
+            file=self.layout.settings,
+            hint="Edit that file; `duramen config --template` prints one with every default",
+        )
 
     # --- topics --------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from logstore.objects.remote import plain_options
 from logstore.python_workers import use_this_python
 from logstore.restore.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
 from logstore.spark_tasks import Batches, numbered, numbers
-from logstore.store import open_store
 from streaming.options import IDS
+from streaming.reopened import open_again
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +112,7 @@ class _Place:
         return cls(address, dict(options or {}))
 
     def opened(self) -> Store:
-        return open_store(self.address, storage_options=self.options)
+        return open_again(self.address, self.options)
 
     def __getstate__(self) -> tuple[str, dict[str, str]]:
         """Without secrets."""

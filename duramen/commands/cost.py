@@ -1,7 +1,7 @@
 """`duramen cost`: requests and money a day of a store in a bucket.
 
-The requests that each step of the protocol takes are written once: `COMMIT`, `SEAL`, `COMPACTION`, `READING`, `POLL`.
-docs/bucket.md has the same table. Prices are options.
+The requests that each step of the protocol takes are written once: `COMMIT`, `SEAL`, `COMPACTION`, `LOOK`, `READING`,
+`POLL`. `tests/bucket/test_cost.py` counts them, and docs/bucket.md has the same table. Prices are options.
 """
 
 from __future__ import annotations
@@ -36,16 +36,24 @@ class Requests:
         return Requests(self.writes * count, self.reads * count)
 
 
-#: a micro-batch beside its tasks' objects: the plan and the commit; the ledger, its summary, definitions, what is next
-COMMIT = Requests(writes=2, reads=6)
-#: of one partition: the segment and the manifest; the manifest
-SEAL = Requests(writes=2, reads=1)
-#: of one partition: the new segment and the manifest; the manifest and two segments
-COMPACTION = Requests(writes=2, reads=3)
-#: of one micro-batch by one reader, beside its objects: the commit and the plan
-READING = Requests(reads=2)
+#: a micro-batch beside its tasks' objects: the plan, the commit, a quarter of a summary; two looks at the ledger
+COMMIT = Requests(writes=2.25, reads=2)
+#: of one partition, beside a look and what it holds: the segment and the manifest; manifest and ledger, some times each
+SEAL = Requests(writes=2, reads=8)
+#: of one partition: the new segment, the manifest (twice: its garbage gets its time), a list of pins; what is looked at
+COMPACTION = Requests(writes=4, reads=11)
+#: an object that a pass reads
+FETCH = Requests(reads=1)
+#: a run of maintenance that finds nothing to do, beside one read for each partition
+RUN = Requests(writes=3, reads=8)
+LOOK = Requests(reads=1)
+#: of one micro-batch by one reader, beside its objects and the manifest of each partition
+READING = Requests(reads=4)
+MANIFEST = Requests(reads=1)
 #: a reader's question for something new
 POLL = Requests(reads=1)
+#: segments that a pass over a partition reads
+_SOURCES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ class Load:
     compact_ms: int
     readers: int
     poll_ms: int
+    maintain_ms: int = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +89,15 @@ def requests_a_day(load: Load) -> dict[str, Requests]:
     parts = max(1, -(-load.batch_bytes // load.tasks // PART_BYTES))
     object_writes = 1 if parts == 1 else parts + 2  # an upload in parts is begun and completed
     seals = min(batches, _DAY_MS / load.seal_ms)
-    one_tail = READING + Requests(reads=load.tasks)
+    objects = Requests(reads=load.tasks)
+    plan_and_objects = Requests(reads=1) + objects
+    one_tail = READING + objects + MANIFEST.times(load.partitions)
+    one_pass = COMPACTION + FETCH.times(_SOURCES)
     return {
         "commit": (COMMIT + Requests(writes=load.tasks * object_writes)).times(batches),
-        "seal": SEAL.times(seals * load.partitions) + one_tail.times(batches),
-        "compaction": COMPACTION.times(_DAY_MS / load.compact_ms * load.partitions),
+        "seal": SEAL.times(seals * load.partitions) + plan_and_objects.times(batches),
+        "compaction": one_pass.times(_DAY_MS / load.compact_ms * load.partitions),
+        "maintenance": (RUN + LOOK.times(load.partitions)).times(_DAY_MS / load.maintain_ms),
         "readers": (one_tail.times(batches) + POLL.times(_DAY_MS / load.poll_ms)).times(load.readers),
     }
 
@@ -129,6 +142,9 @@ def cost(
     compact_every: Annotated[
         str, _option("--compact-every", "DURATION", "Time between two passes over a partition.")
     ] = "1d",
+    maintain_every: Annotated[
+        str, _option("--maintain-every", "DURATION", "Time between two runs of maintenance.")
+    ] = "10m",
     readers: Annotated[int, typer.Option("--readers", min=0, max=100_000, help="Streams that read everything.")] = 1,
     poll: Annotated[str, _option("--poll", "DURATION", "How often a reader asks for more.")] = "1s",
     stored: Annotated[str, _option("--stored", "SIZE", "What the store holds on average.")] = "0b",
@@ -152,6 +168,7 @@ def cost(
         _duration("--compact-every", compact_every),
         readers,
         _duration("--poll", poll),
+        _duration("--maintain-every", maintain_every),
     )
     stored_bytes = _size("--stored", stored)
     document = _estimate(load, stored_bytes, Prices(write_price, read_price, storage_price))
@@ -203,4 +220,4 @@ def _show(document: dict[str, Any]) -> None:
     as_of = document["prices"]["as_of"]
     print()
     print(f"List prices of S3 Standard in us-east-1, {as_of}." if as_of else "The prices are yours.")
-    print("An estimate by the protocol, with at most as many requests as it may take. Traffic is not in it.")
+    print("An estimate by counted requests, of one writer whom nobody disturbs. Traffic is not in it.")

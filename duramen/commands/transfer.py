@@ -31,7 +31,10 @@ TopicConfig = Annotated[
 MetadataDir = Annotated[
     str | None,
     typer.Option(
-        "--metadata-dir", metavar="DIR", help="Where __cluster_metadata-0 lies, if not there.", show_default=False
+        "--metadata-dir",
+        metavar="DIR",
+        help="The directory with __cluster_metadata-0, if it is elsewhere.",
+        show_default=False,
     ),
 ]
 ServerProperties = Annotated[
@@ -57,7 +60,7 @@ def import_(
     topic: OnlyTopics = None,
     topic_config: TopicConfig = None,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Where nothing tells a topic's settings, the store's defaults are right.")
+        bool, typer.Option("--defaults", help="Use the store's defaults for topics whose settings are not known.")
     ] = False,
     metadata_dir: MetadataDir = None,
     server_properties: ServerProperties = None,

@@ -21,7 +21,7 @@ from logstore.bucket.producers import Producers
 from logstore.bucket.reader import Looked, PartitionSource, aborted_by
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
-from logstore.bucket.segment_object import LocalSegment, fetch_segment, part_spans, put_segment
+from logstore.bucket.segment_object import LocalSegment, fetch_segments, part_spans, put_segment
 from logstore.cleaner.cleaner import run_pass
 from logstore.cleaner.engine import Engine
 from logstore.cleaner.transactions import find_transactions
@@ -83,8 +83,7 @@ class FetchedPass:
         directory, run, state_path = (os.path.join(scratch, name) for name in ("log", "run", "state"))
         for each in (directory, run):
             fs.mkdir(each)
-        for segment in self.segments:
-            fetch_segment(self.objects, segment, fs, directory)
+        fetch_segments(self.objects, self.segments, fs, directory)
         for base, entries in self.aborted.items():
             for kind, data in ((FileKind.LOG, b""), (FileKind.TXN_INDEX, entries)):
                 replace_file(fs, os.path.join(directory, file_name(base, kind)), data, durable=False)

@@ -164,8 +164,9 @@ def commit_rows(store: BucketStore, rows_of: Callable[[LedgerView], tuple[TopicR
     unknown = 0
     for attempt in range(_CONFLICTS_MAX):
         view = store.ledger.refresh()
-        for rows in tried:  # an attempt whose answer was lost
-            if rows[0] in view.rows:
+        for rows in tried:  # an attempt whose answer was lost; its rows may be forgotten, a definition is not
+            first = rows[0]
+            if first in view.rows or (first.definition and first.definition == view.definitions.get(first.topic_id)):
                 return rows
         rows = rows_of(view)
         tried.append(rows)

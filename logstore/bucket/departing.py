@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.manifest import Manifest
-from logstore.bucket.pins import pinned
 from logstore.bucket.reader import Looked, PartitionSource, aborted_by
 from logstore.bucket.rows import Kind, LedgerView, view_partition
 from logstore.bucket.sealing import SealedLog
@@ -77,7 +76,7 @@ class BucketDepartures:
 @contextlib.contextmanager
 def bucket_departures(store: BucketStore, topics: Sequence[Topic], *, what: str) -> Iterator[BucketDepartures]:
     """Raises BackupRefused where a topic is another one by now, LedgerError. `what` is for stores that lock."""
-    with pinned(store.objects, store.clock):
+    with store.pins.held():
         for attempt in range(_LOOKS_MAX):
             if attempt:
                 time.sleep(_LOOK_AGAIN_S)

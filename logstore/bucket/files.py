@@ -16,6 +16,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,7 +24,7 @@ from crc32c import crc32c
 
 from logstore.bucket.manifest import Segment
 from logstore.bucket.segment_object import object_bytes, part_spans
-from logstore.errors import ObjectMissing
+from logstore.errors import DuramenError, ObjectMissing
 from logstore.files import File, FileStat
 from logstore.objects.objects import Objects
 from logstore.segment.names import file_name
@@ -43,7 +44,12 @@ class CacheLimits:
     directory_bytes: int = 4 << 30
     block_bytes: int = 512 << 10
     #: how far a reader that goes on is ahead of itself at most
-    ahead_bytes: int = 8 << 20
+    ahead_bytes: int = 16 << 20
+    #: what is ahead by more than a reader waits for comes by requests of this size, beside the reader
+    piece_bytes: int = 4 << 20
+
+
+_PIECES_AT_ONCE = 4
 
 
 class BlockCache:
@@ -56,6 +62,41 @@ class BlockCache:
         self._memory: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._memory_bytes = 0
         self._spilled = _Spilled(directory, self.limits.directory_bytes) if directory else None
+        #: blocks that are on their way
+        self._coming: dict[tuple[str, int], Future[None]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def clear(self) -> None:
+        """Let go of what is in memory."""
+        with self._lock:
+            self._memory.clear()
+            self._memory_bytes = 0
+
+    def begin(self, key: str, size: int, numbers: range) -> None:
+        """Have blocks fetched meanwhile. What fails here is asked for again by whoever needs it."""
+        step = max(self.limits.piece_bytes // self.limits.block_bytes, 1)
+        for first in range(numbers.start, numbers.stop, step):
+            piece = range(first, min(first + step, numbers.stop))
+            with self._lock:
+                wanted = [n for n in piece if (key, n) not in self._memory and (key, n) not in self._coming]
+                if not wanted:
+                    continue
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(_PIECES_AT_ONCE, thread_name_prefix="duramen-ahead")
+                try:
+                    future = self._threads.submit(self._come, key, size, wanted)
+                except RuntimeError:  # while the interpreter ends, there are no new threads
+                    return
+                self._coming.update({(key, number): future for number in wanted})
+
+    def _come(self, key: str, size: int, numbers: Sequence[int]) -> None:
+        try:
+            with contextlib.suppress(DuramenError):
+                self._fetch(key, size, numbers)
+        finally:
+            with self._lock:
+                for number in numbers:
+                    self._coming.pop((key, number), None)
 
     def read_into(self, key: str, size: int, buffer: memoryview, position: int, *, ahead: int = 0) -> None:
         """Fill `buffer` with what an object of `size` bytes has at `position`, and fetch up to `ahead` bytes more."""
@@ -97,6 +138,10 @@ class BlockCache:
             self._spilled.forget(key)
 
     def _find(self, key: str, number: int) -> bytes | None:
+        with self._lock:
+            coming = self._coming.get((key, number))
+        if coming is not None:
+            coming.result()
         with self._lock:
             block = self._memory.get((key, number))
             if block is not None:
@@ -290,26 +335,38 @@ class ObjectFile(ReadOnlyFile):
         self._key = key
         self._object_size = object_size
         self._begin, self._end = span
-        self._next = -1
+        #: where the last read began and ended
+        self._last = self._next = -1
         self._ahead = 0
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         view = self.view_of(buffer, position)
         if not len(view):
             return 0
-        block_bytes = self._cache.limits.block_bytes
-        if position == self._next:  # it goes on where it ended: twice as far ahead as before
-            self._ahead = min(max(2 * self._ahead, block_bytes), self._cache.limits.ahead_bytes)
-        else:
-            self._ahead = 0
-        self._next = position + len(view)
-        ahead = min(self._ahead, self.size() - self._next)
+        limits = self._cache.limits
+        end = position + len(view)
+        # A reader goes on where the last whole batch ended, a little before it stopped.
+        if not self._last <= position <= self._next:
+            self._ahead = self._begun = 0
+        elif end > self._next:  # twice as far ahead as before
+            self._ahead = min(2 * max(self._ahead, len(view), limits.block_bytes), limits.ahead_bytes)
+        self._last, self._next = position, end
+        blocks = -(-min(self._ahead, self.size() - end) // limits.block_bytes)
+        is_beside = self._ahead >= 2 * limits.piece_bytes
         begin = self._begin + position
         with as_missing_file(self.path):
-            self._cache.read_into(
-                self._key, self._object_size, view, begin, ahead=-(-ahead // block_bytes) * block_bytes
-            )
+            if is_beside:
+                self._begin_ahead((begin + len(view)) // limits.block_bytes, blocks)
+            ahead = 0 if is_beside else blocks * limits.block_bytes
+            self._cache.read_into(self._key, self._object_size, view, begin, ahead=ahead)
         return len(view)
+
+    def _begin_ahead(self, first: int, blocks: int) -> None:
+        """Fetch beside the reader, by requests of a good size: not before half of what is ahead was read."""
+        begin, end = max(first, self._begun), min(first + blocks + 1, -(-self._end // self._cache.limits.block_bytes))
+        if end - begin >= blocks // 2 or (end - begin > 0 and end * self._cache.limits.block_bytes >= self._end):
+            self._cache.begin(self._key, self._object_size, range(begin, end))
+            self._begun = end
 
     def size(self) -> int:
         return self._end - self._begin

@@ -21,7 +21,7 @@ from logstore.bucket.rows import PartitionView, TopicRow, view_partition
 from logstore.bucket.tail import Plans, TailCommit, TailFile, plan_key
 from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, SegmentEntry
-from logstore.errors import LedgerError
+from logstore.errors import LedgerError, SegmentsChanged
 from logstore.files import File, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.reader import PartitionReader
@@ -53,6 +53,16 @@ class PartitionSource:
     directory: str
     manifest: Callable[[], Manifest | None]
     rows: Callable[[], Sequence[TopicRow]]
+    #: rows that were read before; they do for a reader that wants nothing newer, unless the manifest is ahead of them
+    known: Sequence[TopicRow] = ()
+
+    def rows_for(self, manifest: Manifest | None) -> Sequence[TopicRow]:
+        """Rows that are not behind a manifest that was just read."""
+        if self.known:
+            end = self.known[-1].end_offsets[self.number]
+            if manifest is None or not (manifest.ended or max(manifest.sealed_offset, manifest.log_start_offset) > end):
+                return self.known
+        return self.rows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,7 @@ def look(source: PartitionSource) -> Looked:
         if attempt:
             time.sleep(_LOOK_AGAIN_S)
         manifest = source.manifest()
-        rows = tuple(source.rows())
+        rows = tuple(source.rows() if attempt else source.rows_for(manifest))
         view = view_partition(manifest, rows, source.number)
         if view is not None:
             return Looked(manifest, view, rows)
@@ -131,14 +141,12 @@ class BucketReader(PartitionReader):
         shelf: Shelf,
         source: PartitionSource,
         *,
-        check_exists: Callable[[], None] = lambda: None,
         snapshot: Looked | None = None,
     ) -> None:
         """With a `snapshot` nothing else is read; whoever takes one holds a pin."""
         super().__init__(
             PartitionPlace(partition=source.partition, directory=source.directory, state_path=source.directory),
             high_watermark=self._end,
-            check_exists=check_exists,
             limits=shelf.limits,
         )
         self._shelf = shelf
@@ -151,8 +159,8 @@ class BucketReader(PartitionReader):
         return self._snapshot or look(self._source)
 
     def frozen(self) -> BucketReader:
-        """A reader of the partition as it is now; the caller has pinned it."""
-        return BucketReader(self._shelf, self._source, check_exists=self._check_exists, snapshot=self.look())
+        """A reader of the partition as it is now; it fails where what it reads was deleted meanwhile."""
+        return BucketReader(self._shelf, self._source, snapshot=self.look())
 
     def _end(self) -> int:
         return self.look().view.high_watermark
@@ -164,6 +172,13 @@ class BucketReader(PartitionReader):
     def files(self) -> FileSystem:
         """The files of the last view, for reading."""
         return self._fs
+
+    def gone(self, error: FileNotFoundError) -> str:
+        if self._snapshot is not None:
+            raise SegmentsChanged(
+                "what is read was deleted meanwhile", file=error.filename, hint="Begin again; nothing of it counts"
+            ) from error
+        return super().gone(error)
 
     def _list_is_current(self) -> bool:
         """What was read was whole: objects do not change, so only one that is gone makes a list too old."""

@@ -10,7 +10,7 @@ indexes that are believed only where a batch confirms them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from logstore.bucket.manifest import Segment
@@ -23,6 +23,7 @@ from logstore.records.table import ATTRIBUTES, CONTROL_BIT, COUNT
 from logstore.segment.batches import OrderCheck
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
+from logstore.syncing import each_side_by_side
 
 _PART_BYTES = 4 << 20
 
@@ -132,18 +133,44 @@ def put_segment(objects: Objects, source: LocalSegment, entry: Segment) -> Segme
 
 
 def fetch_segment(objects: Objects, segment: Segment, fs: FileSystem, directory: str) -> LocalSegment:
-    """The segment's files in a local folder, by requests of some MiB. Raises ObjectMissing, ObjectTruncated."""
-    local = LocalSegment(fs, directory, segment.base_offset)
+    """The segment's files in a local folder. Raises ObjectMissing, ObjectTruncated."""
+    return fetch_segments(objects, (segment,), fs, directory)[0]
+
+
+def fetch_segments(objects: Objects, segments: Sequence[Segment], fs: FileSystem, directory: str) -> list[LocalSegment]:
+    """The files of segments in a local folder, by requests of some MiB, several at once.
+
+    Raises ObjectMissing, ObjectTruncated.
+    """
+    found = [LocalSegment(fs, directory, segment.base_offset) for segment in segments]
+    pieces: list[tuple[Segment, LocalSegment, int]] = []
+    for segment, local in zip(segments, found, strict=True):
+        for kind in SEGMENT_KINDS:
+            _write(fs, local.path(kind), b"", 0)  # what was there is gone
+        pieces += [(segment, local, at) for at in range(0, object_bytes(segment), _PART_BYTES)]
+    each_side_by_side(lambda piece: _fetch(objects, *piece), pieces)
+    for segment, local in zip(segments, found, strict=True):
+        if local.sizes() != tuple(end - begin for begin, end in part_spans(segment).values()):
+            raise CorruptState("the local copy of a segment has other sizes than the manifest", file=segment.key)
+    return found
+
+
+def _fetch(objects: Objects, segment: Segment, local: LocalSegment, at: int) -> None:
+    """A piece of the object, into the files that it is of."""
+    stop = min(at + _PART_BYTES, object_bytes(segment))
+    (answer,) = objects.ranges(segment.key, [(at, stop)])
+    data = memoryview(answer)
     for kind, (begin, end) in part_spans(segment).items():
-        file = fs.open(local.path(kind), create=True)
-        try:
+        first, last = max(at, begin), min(stop, end)
+        if first < last:
+            _write(local.fs, local.path(kind), data[first - at : last - at], first - begin)
+
+
+def _write(fs: FileSystem, path: str, data: Bytes, position: int) -> None:
+    file = fs.open(path, create=True)
+    try:
+        if not len(data):
             file.truncate(0)
-            for at in range(begin, end, _PART_BYTES):
-                stop = min(at + _PART_BYTES, end)
-                (part,) = objects.ranges(segment.key, [(at, stop)])
-                file.pwrite(part, at - begin)
-        finally:
-            file.close()
-    if local.sizes() != tuple(end - begin for begin, end in part_spans(segment).values()):
-        raise CorruptState("the local copy of a segment has other sizes than the manifest", file=segment.key)
-    return local
+        file.pwrite(data, position)
+    finally:
+        file.close()

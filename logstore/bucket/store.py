@@ -5,6 +5,7 @@ Nothing is locked and nothing is kept on disk. Any number of processes may have 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logstore.bucket import definitions
 from logstore.bucket.arriving import BucketArrivals, bucket_arrivals
@@ -24,12 +25,14 @@ from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
 from logstore.bucket.looking import look_at
 from logstore.bucket.manifests import Manifests
+from logstore.bucket.pins import Pins
 from logstore.bucket.producers import Producers
 from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
 from logstore.bucket.sealing import MaintenanceEnvironment, SealRules
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import resolve_broker
 from logstore.directory.ends import TopicEnds
 from logstore.directory.few_files import FewFiles
 from logstore.directory.origin import Origin
@@ -37,8 +40,10 @@ from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.directory.state import PartitionState
 from logstore.errors import (
     BackupRefused,
+    CommitConflict,
     CorruptState,
     NotAStore,
+    ObjectChanged,
     ObjectExists,
     ObjectMissing,
     TopicExists,
@@ -46,7 +51,7 @@ from logstore.errors import (
 )
 from logstore.files import OS_FILES, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.objects.objects import Objects
+from logstore.objects.objects import Objects, Version
 from logstore.objects.opening import MEMORY, open_objects, open_raw
 from logstore.objects.probe import probe_objects
 from logstore.objects.retrying import RetryingObjects
@@ -70,6 +75,8 @@ if TYPE_CHECKING:
     from logstore.topics.moving import Take
 
 FORMAT = 1
+_SETTINGS_TRIES_MAX = 20
+_LOOKS_AT_ONCE = 16
 
 #: where the probe has held, by URL; once a process
 _probed: set[str] = set()
@@ -112,15 +119,19 @@ class BucketStore(StoreSettings, Reads):
         self.ledger = BucketLedger(self.objects, clock=clock, limits=limits)
         self.manifests = Manifests(self.objects, clock.now_ms, limits=limits)
         self.shelf = Shelf(BlockCache(self.objects), Plans(self.objects, limits), limits)
+        self.pins = Pins(self.objects, clock)
         self._take_settings({}, self.url)
         if is_draft:
             return
         try:
-            self._read_id()
+            document, _ = self._read_id()
         except NotAStore:
             if not create:
                 raise
-            self._make()
+            document = self._make()
+        #: what it said of itself, its settings included
+        self._opened_as = document
+        self._take_settings(document["settings"], f"{self.url}/{STORE}")
         self.ledger.refresh()
 
     @property
@@ -128,29 +139,70 @@ class BucketStore(StoreSettings, Reads):
         """Requests that this process made so far, by kind; each attempt counts."""
         return self.objects.requests if isinstance(self.objects, RetryingObjects) else Counter()
 
-    def _read_id(self) -> None:
+    def _read_id(self) -> tuple[dict[str, Any], Version]:
+        """What the store says of itself, its settings included."""
         try:
-            data, _ = self.objects.get(STORE)
+            data, version = self.objects.get(STORE)
         except ObjectMissing:
             raise NotAStore(
                 f"{self.url} is not a store: it has no {STORE}",
                 hint="Look at the URL, or create the store there (create=True; `duramen topics create`)",
             ) from None
+        file = f"{self.url}/{STORE}"
         try:
-            document = unseal(data, version=FORMAT, file=f"{self.url}/{STORE}")
+            document = unseal(data, version=FORMAT, file=file)
             if "copy_of" in document:
-                taken_ms, version = (whole_number(document, name, file=STORE) for name in ("taken_ms", "taken_version"))
-                self._origin = Origin(str(document["copy_of"]), taken_ms), version
+                taken_ms, at = (whole_number(document, name, file=file) for name in ("taken_ms", "taken_version"))
+                self._origin = Origin(str(document["copy_of"]), taken_ms), at
         except CorruptState as error:
-            raise NotAStore(f"{self.url} is not a store: {error}", file=f"{self.url}/{STORE}") from error
+            raise NotAStore(f"{self.url} is not a store: {error.what}", file=file) from error
+        if not isinstance(document.setdefault("settings", {}), dict):
+            raise NotAStore(f"{self.url} is not a store: its settings are no object", file=file)
+        return document, version
 
-    def _make(self) -> None:
+    def _make(self) -> dict[str, Any]:
         self.check_writable()
         self.ledger.make()
-        try:
+        with contextlib.suppress(ObjectExists):
             self._create_id({})
-        except ObjectExists:
-            self._read_id()
+        return self._read_id()[0]
+
+    @property
+    def store_id(self) -> str:
+        """What makes it this store, whatever lies at its URL one day. One request. Raises NotAStore."""
+        return str(self._read_id()[0].get("store_id"))
+
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Set and unset settings of the store as a whole, under their broker names. Who has it open goes on with those
+        it was opened with. Raises UnknownConfig, InvalidConfig.
+        """
+        self.check_writable()
+        unset = list(unset)
+        for _ in range(_SETTINGS_TRIES_MAX):
+            document, version = self._read_id()
+            known = {name: value for name, value in document["settings"].items() if name not in unset}
+            wanted = known | {name: str(value) for name, value in settings.items()}
+            resolve_broker(wanted, store_file=f"{self.url}/{STORE}")
+            if dry_run:
+                return
+            document |= {"settings": wanted, "nonce": new_nonce()}
+            with contextlib.suppress(ObjectChanged):
+                self.objects.replace(STORE, seal(document, version=FORMAT), version)
+                self._take_settings(wanted, f"{self.url}/{STORE}")
+                return
+        raise CommitConflict("others altered the settings at the same time, again and again", hint="Try again")
+
+    def is_unchanged(self) -> bool:
+        """Whether it is the store that was opened, with the settings of then; if so, it is looked at anew."""
+        try:
+            if self._read_id()[0] != self._opened_as:
+                return False
+        except NotAStore:
+            return False
+        self.ledger.refresh()
+        return True
 
     def _create_id(self, more: Mapping[str, object]) -> None:
         """Last: a store that has it has a ledger. Raises ObjectExists."""
@@ -183,7 +235,9 @@ class BucketStore(StoreSettings, Reads):
         return min((row.clock_ms for row in rows), default=0)
 
     def close(self) -> None:
-        """Nothing is held. Idempotent."""
+        """Give up the pin of reads that ended, and what was fetched. Idempotent; the store can still be used."""
+        self.pins.close()
+        self.shelf.cache.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -325,8 +379,11 @@ class BucketStore(StoreSettings, Reads):
 
     # --- partitions -------------------------------------------------------------------------------------------------
 
-    def source(self, topic: Topic, number: int) -> PartitionSource:
-        """How to look at a partition. Raises UnknownTopic."""
+    def source(self, topic: Topic, number: int, *, end_offset: int = 0) -> PartitionSource:
+        """How to look at a partition; with an `end_offset` it may be as it was when that was seen.
+
+        Raises UnknownTopic.
+        """
 
         def rows() -> Sequence[TopicRow]:
             view = self.ledger.refresh()
@@ -335,19 +392,36 @@ class BucketStore(StoreSettings, Reads):
 
         partition = topic.partition(number)
         directory = f"{self.url}/{topic.id}/{number}"
-        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows)
+        known = self.ledger.view.topic(topic.id) if end_offset else ()
+        if not known or known[-1].kind is Kind.ENDED or known[-1].end_offsets[number : number + 1] < (end_offset,):
+            known = ()
+        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows, known)
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> BucketReader:
-        """A reader of the partition; one a thread. `end_offset` was seen already, so the ledger has it.
+        """A reader of the partition; one a thread. With an `end_offset`, which was seen, it may see nothing newer.
 
         >>> for record in store.reader("orders", 0).records(0): ...
         """
         topic = self.topic(topic) if isinstance(topic, str) else topic
-        return BucketReader(self.shelf, self.source(topic, number), check_exists=lambda: self.check_exists(topic))
+        return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
+
+    @contextlib.contextmanager
+    def snapshot(self, topic: Topic, number: int) -> Iterator[BucketReader]:
+        """A reader of exactly the objects that are named now, under a pin."""
+        with self.pins.held():
+            yield self.reader(topic, number).frozen()
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
         return self.reader(topic, number).state()
+
+    def partition_states(self, topic: Topic) -> list[PartitionState]:
+        """The same of all partitions, some at once. Raises UnknownTopic, LedgerError."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        ends = self.ends(topic).high_watermarks
+        with ThreadPoolExecutor(min(_LOOKS_AT_ONCE, topic.partitions)) as pool:
+            return list(pool.map(lambda n: self.reader(topic, n, end_offset=ends[n]).state(), range(topic.partitions)))
 
     def look(self, topic: Topic, number: int) -> PartitionLook:
         """The partition as planning sees it. Raises UnknownTopic, LedgerError."""
@@ -361,6 +435,11 @@ class BucketStore(StoreSettings, Reads):
         plans = [self.shelf.plans.get(row.plan) for row in view.tail if row.plan is not None]
         tail = sum(piece.size_bytes for plan in plans for piece in plan.pieces(topic.id, number))
         return sum(segment.log_bytes for segment in view.segments) + tail
+
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes with each commit to the topic, as the ledger was last seen; not with seals and passes."""
+        newest = self.ledger.view.newest(topic.id)
+        return () if newest is None else (newest.sequence,)
 
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time, -1 when there is none."""

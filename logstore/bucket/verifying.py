@@ -54,6 +54,11 @@ class VerifiedPartition:
 
 def verify_partition(store: BucketStore, source: PartitionSource) -> VerifiedPartition:
     """Raises SegmentsChanged when others replace segments faster than they can be read."""
+    with store.pins.held():
+        return _verify_pinned(store, source)
+
+
+def _verify_pinned(store: BucketStore, source: PartitionSource) -> VerifiedPartition:
     before: list[str] = []
     for _ in range(_LOOKS_MAX):
         try:

@@ -36,6 +36,13 @@ class Store(ReadableStore, Protocol):
     def check_writable(self) -> None:
         """For those who would notice only after much work. Raises ReadOnlyStore, UnsuitableObjectStore."""
 
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Set and unset settings of the store as a whole, under their broker names. Raises UnknownConfig,
+        InvalidConfig, also where they are in a file that people edit.
+        """
+
     def commits(self) -> Commits[Any]:
         """The commit path."""
 
@@ -86,6 +93,10 @@ class Store(ReadableStore, Protocol):
 
     def log_bytes(self, topic: Topic, number: int) -> int:
         """Size of the partition's batches."""
+
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes whenever the topic's ends or its settings do, as far as a cheap look tells. For caches that also
+        expire."""
 
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time, -1 when there is none."""

@@ -118,8 +118,9 @@ def _pinned(
     for look in range(_LOOKS_MAX):
         if look:
             time.sleep(_LOOK_AGAIN_S)
-        before = reader.state()
-        view = reader.view(committed=committed)
+        seen = reader.frozen()
+        before = seen.state()
+        view = seen.view(committed=committed)
         low = view.log_start_offset if start is None else max(start, view.log_start_offset)
         high = view.end_offset if end is None else min(end, view.end_offset)
         # Transactions that were aborted may be noted in any later segment.
@@ -127,10 +128,13 @@ def _pinned(
         _allow_files(_FILES_PER_SEGMENT * len(needed))
         try:
             segments: dict[int, LogSegment] = {base: view.open_segment(base) for base in needed}
-        except (FileNotFoundError, DamagedLog) as error:  # replaced since we saw the list, or really damaged
-            damage = error if isinstance(error, DamagedLog) else None
+        except FileNotFoundError as error:  # replaced since we saw the list
+            reader.gone(error)
             continue
-        after = reader.state()
+        except DamagedLog as error:  # the same, or really damaged
+            damage = error
+            continue
+        after = seen.state()
         if (before.generation, before.dropped_tombstones) == (after.generation, after.dropped_tombstones):
             pinned = LogView(
                 view.partition,

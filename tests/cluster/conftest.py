@@ -125,7 +125,7 @@ def descendants(pid: int) -> set[tuple[int, str]]:
 
 
 class Host:
-    """A machine of its own as far as files are concerned: a mount namespace in which one folder can be written.
+    """A machine of its own as far as files and its name are concerned: one folder can be written.
 
     All hosts have theirs under one name, and what is written there no other one sees. Programs are read-only.
     """
@@ -136,8 +136,9 @@ class Host:
         mount -t tmpfs none "$3"
         mount -t tmpfs none /dev/shm
         mount -o remount,bind,ro /
+        hostname "$4"
         cd "$2"
-        shift 3
+        shift 4
         exec "$@"
     """
 
@@ -150,8 +151,9 @@ class Host:
             each.mkdir(parents=True, exist_ok=True)
 
     def command(self, command: list[str]) -> list[str]:
-        enter = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
-        return [*enter, "sh", "-c", self._ENTER, "sh", str(self.folder), str(self.own), str(self._all), *command]
+        enter = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount", "--uts"]
+        given = [str(self.folder), str(self.own), str(self._all), self.folder.name]
+        return [*enter, "sh", "-c", self._ENTER, "sh", *given, *command]
 
     def environment(self) -> dict[str, str]:
         found = {
