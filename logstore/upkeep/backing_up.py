@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from logstore.directory.layout import Layout
 from logstore.directory.origin import Origin, write_origin
 from logstore.directory.trees import is_directory, remove_tree
 from logstore.errors import BackupRefused
