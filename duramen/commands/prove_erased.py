@@ -80,7 +80,7 @@ def prove_erased(
 def _search() -> tuple[Callable[..., list[Erasure]], tuple[str, ...]]:
     """How a store of this kind is looked through, and what that cannot see."""
     if session.is_in_bucket:
-        from logstore.compaction.bucket_erasure import UNSEEN, find_keys_in_bucket
+        from logstore.bucket.erasing import UNSEEN, find_keys_in_bucket
 
         return find_keys_in_bucket, UNSEEN
     from logstore.compaction.erasure import find_keys

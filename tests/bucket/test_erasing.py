@@ -6,13 +6,13 @@ from pathlib import Path
 
 from bucket.test_arriving import LATER_MS
 from logstore.bucket.committing import ObjectBatch
+from logstore.bucket.erasing import find_keys_in_bucket
 from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
 from logstore.clock import ManualClock
 from logstore.commit.produce import table_of
 from logstore.commit.staging import EncodeOptions, StagedWriter
-from logstore.compaction.bucket_erasure import find_keys_in_bucket
 from logstore.compaction.erasure import DELETED, LEFTOVER, SEGMENT, STAGING, Erasure
 from logstore.objects.memory import MemoryObjects
 from logstore.records.record import Record
