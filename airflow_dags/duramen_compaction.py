@@ -35,6 +35,7 @@ COMPACTED = AssetAlias("duramen-compacted")
 
 CONNECTION = os.environ.get("DURAMEN_SPARK_CONN", "")
 SPARK_CONF = {"spark.ui.enabled": "false", "spark.log.level": "WARN"}
+STORE = "^((/|[a-z][a-z0-9]*://).*)?$"
 TOPIC = "^[a-zA-Z0-9._-]{1,249}$"
 MASTER = r"^(local|local\[(\*|[1-9][0-9]*)\]|yarn|(spark|k8s)://[^\s]+)$"
 
@@ -142,7 +143,7 @@ def chosen_store(params: Any) -> str:
     tags=["duramen"],
     doc_md=__doc__,
     params={
-        "store": Param("", type="string", pattern="^(/.*)?$", description="The store; empty: duramen_store"),
+        "store": Param("", type="string", pattern=STORE, description="Directory or URL; empty: duramen_store"),
         "topics": Param(
             [],
             type="array",

@@ -26,6 +26,7 @@ from airflow.sdk import AssetAlias, Param, Variable, dag, get_current_context, t
 from airflow.sdk.exceptions import AirflowFailException
 
 COMPACTED = AssetAlias("duramen-compacted")  # every topic that duramen_compaction compacts is behind it
+STORE = "^((/|[a-z][a-z0-9]*://).*)?$"
 TOPIC = "^[a-zA-Z0-9._-]{1,249}$"
 
 
@@ -50,7 +51,7 @@ def project_python() -> str:
     tags=["duramen"],
     doc_md=__doc__,
     params={
-        "store": Param("", type="string", pattern="^(/.*)?$", description="The store; empty: duramen_store"),
+        "store": Param("", type="string", pattern=STORE, description="Directory or URL; empty: duramen_store"),
         "topics": Param(
             [],
             type="array",
@@ -91,7 +92,11 @@ def duramen_restore() -> None:
         context = get_current_context()
         context["topic_name"] = chosen["topic"]  # type: ignore[typeddict-unknown-key]
         store, topic = chosen["store"], chosen["topic"]
-        into = Path(context["params"]["into"] or setting("duramen_restore_dir", f"{store.rstrip('/')}.restored"))
+        beside = "" if "://" in store else f"{store.rstrip('/')}.restored"
+        folder = context["params"]["into"] or setting("duramen_restore_dir", beside)
+        if not folder:
+            raise AirflowFailException(f"{store} has no folder beside it: give the param into, or duramen_restore_dir")
+        into = Path(folder)
         into.mkdir(parents=True, exist_ok=True)
         command = [project_python(), "-m", "duramen", "--store", store, "--output", "json", "restore"]
         command += ["--format", "parquet", "--output-file", str(into / f"{topic}.parquet"), "--", topic]

@@ -26,6 +26,9 @@ CONNECTIONS_MAX = 16
 REQUEST_S = 5.0
 ANSWER_S = 30.0
 REQUEST_BYTES_MAX = 16 << 10
+#: what a refused client still sends is read so long, and so much of it
+_LINGER_S = 1.0
+_LINGER_BYTES_MAX = 1 << 20
 
 _log = logging.getLogger("duramen.metrics")
 
@@ -100,9 +103,21 @@ class BoundedServer(ThreadingHTTPServer):
                 known.deadline = None if seconds is None else time.monotonic() + seconds
 
     def shutdown_request(self, request: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._linger(request)
         with self._guard:
             self._connections.pop(request, None)
         super().shutdown_request(request)
+
+    def _linger(self, request: socket.socket) -> None:
+        """Hanging up on a client that is still sending would take our answer from it: let it end first."""
+        if not request.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            return
+        self.expect(request, _LINGER_S)
+        request.shutdown(socket.SHUT_WR)
+        left_bytes = _LINGER_BYTES_MAX
+        while left_bytes > 0 and (part := request.recv(1 << 16)):
+            left_bytes -= len(part)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a client at %s went away", client_address, exc_info=True)

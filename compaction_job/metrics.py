@@ -8,6 +8,7 @@ never makes a scrape fail.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -114,6 +115,7 @@ class StoreCollector(Collector):
         self._store = store
         self._maintenance = store.maintenance()
         self._figures = self._maintenance.figures()
+        self._found: tuple[float, list[Metric]] | None = None
 
     def gauges(self) -> tuple[list[PartitionGauges], int]:
         """Every partition, and how many could not be read."""
@@ -133,6 +135,13 @@ class StoreCollector(Collector):
         return [each for each in found if each is not None], found.count(None)
 
     def collect(self) -> Iterator[Metric]:
+        """Where a look takes requests, what was found a while ago is told again."""
+        now_s, fresh_s = time.monotonic(), self._maintenance.fresh_s
+        if self._found is None or now_s - self._found[0] >= fresh_s:
+            self._found = (now_s, list(self._collected()))
+        return iter(self._found[1])
+
+    def _collected(self) -> Iterator[Metric]:
         partitions, unreadable = _readable("the store", self.gauges) or ([], 1)
         yield from _partition_metrics(partitions)
         yield _gauge("duramen_unreadable_partitions", "Partitions this scrape could not read.", unreadable)
@@ -177,7 +186,7 @@ class StoreCollector(Collector):
 def _partition_metrics(partitions: list[PartitionGauges]) -> Iterator[Metric]:
     sizes = GaugeMetricFamily(
         "duramen_log_bytes",
-        "Bytes of a partition's log, by how compaction sees them.",
+        "Bytes of a partition's log that are clean, dirty or uncleanable.",
         labels=(*_PARTITION, "section"),
     )
     ratio = GaugeMetricFamily(

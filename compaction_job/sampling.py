@@ -30,7 +30,7 @@ def take_samples(
     """
     maintenance = maintenance or store.maintenance()
     path = maintenance.history_path(None)
-    if path is None:
+    if path is None or store.is_read_only:
         return
     now_ms = store.clock.now_ms()
     whole = Sample(now_ms, 0, 0, 0, 0)

@@ -20,6 +20,7 @@ from duramen.commands.compact import compact, pause, resume
 from duramen.commands.config import config
 from duramen.commands.console import console
 from duramen.commands.consume import consume, get
+from duramen.commands.copy import copy
 from duramen.commands.cost import cost
 from duramen.commands.dump import dump
 from duramen.commands.maintain import maintain
@@ -110,6 +111,7 @@ app.command("import")(import_)
 app.command()(export)
 app.command()(restore)
 app.command()(backup)
+app.command()(copy)
 app.command()(config)
 app.command()(cost)
 
@@ -202,7 +204,8 @@ def _help(error: Exception) -> str:
 _INTERRUPTED = {
     "import": "Nothing was imported: what was copied is removed by the next sweep. The source is as it was.",
     "export": "The target is not complete, and a broker would notice. Run the export again.",
-    "backup": "The copy is not complete, and no command opens it. Remove the directory and take the backup again.",
+    "backup": "The copy is not complete, and no command opens it. Remove what is there and take the backup again.",
+    "copy": "No topic came over that is not whole. Look which are there (`duramen topics list`), and copy the others.",
     "recover": "Each partition is either recovered or as it was. Run recover again.",
     "retain": "What was deleted stays deleted, the rest is done by the next run.",
     "compact": "What was compacted stays, the rest is as it was and is done by the next run.",

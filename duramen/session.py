@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -238,5 +239,10 @@ def time_text(timestamp_ms: int | None) -> str:
 
 
 def seconds_text(timestamp_ms: int | None) -> str:
-    """A moment without its milliseconds, for tables."""
+    """A moment without its milliseconds."""
     return time_text(None if timestamp_ms is None else timestamp_ms // 1000 * 1000).replace(".000Z", "Z")
+
+
+def minutes_text(timestamp_ms: int | None) -> str:
+    """A moment without its seconds, for tables of 80 columns."""
+    return re.sub(r":\d\dZ$", "Z", seconds_text(timestamp_ms))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.directory.locks import DEFAULT_WAIT_MS
+from logstore.directory.origin import Origin, read_origin
 from logstore.errors import InvalidConfig, TopicExists
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.objects.opening import is_url
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from logstore.directory.ends import TopicEnds
     from logstore.partition.log import PartitionLog
     from logstore.records.record import Record
-    from logstore.topics.moving import Arrivals
+    from logstore.topics.moving import Arrivals, Departures, Take
 
 
 def open_store(
@@ -65,8 +67,8 @@ def directory_of(path: str | os.PathLike[str]) -> str:
     """The path, for what works with a store in a directory only. Raises InvalidConfig for a URL."""
     if is_url(path):
         raise InvalidConfig(
-            f"{os.fspath(path)} is in a bucket, and this needs a store in a directory so far",
-            hint="docs/bucket.md says what works with a bucket; `duramen maintain` compacts it",
+            f"{os.fspath(path)} is in a bucket, and this needs a store in a directory",
+            hint="docs/bucket.md says what works with a bucket",
         )
     return os.fspath(path)
 
@@ -97,10 +99,20 @@ class LogStore(OpenStore, Reads):
         own_flush, self._own_flush = self._own_flush, None
         try:
             if own_flush is not None:
-                own_flush.rest()
+                own_flush.flush_all()
         finally:
             self._committer = None
             super().close()
+
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Raises InvalidConfig: they are in a file, with the comments of whoever wrote it."""
+        raise InvalidConfig(
+            "the settings of a store in a directory are in a file",
+            file=self.layout.settings,
+            hint="Edit that file; `duramen config --template` prints one with every default",
+        )
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -146,6 +158,10 @@ class LogStore(OpenStore, Reads):
         """Bring Kafka's four checkpoint files up to date with the state; for tools, nothing of ours reads them."""
         checkpoints.project_checkpoints(self)
 
+    def origin(self) -> Origin | None:
+        """Of what the store is a copy, and since when it is written to; None: it is none. Raises CorruptState."""
+        return read_origin(self.fs, self.layout)
+
     def check_free(self, topic: Topic) -> None:
         """Whether a topic could come in under its name. Raises TopicExists, StrayDirectory."""
         if self.fs.exists(self.layout.topic(topic.name)):
@@ -159,6 +175,18 @@ class LogStore(OpenStore, Reads):
         from logstore.transfer.directory_arrivals import directory_arrivals
 
         return directory_arrivals(self)
+
+    def departures(self, topics: Sequence[Topic], *, what: str) -> contextlib.AbstractContextManager[Departures]:
+        """For topics that are copied elsewhere; see `moving.Departures`."""
+        from logstore.transfer.directory_departures import directory_departures
+
+        return directory_departures(self, topics, what=what)
+
+    def exports(self, topics: Sequence[Topic]) -> contextlib.AbstractContextManager[Take]:
+        """How an export gets at partitions: each by itself, as of when it is taken."""
+        from logstore.transfer.kafka_export import take_from_directory
+
+        return contextlib.nullcontext(partial(take_from_directory, self))
 
     # --- records -------------------------------------------------------------------------------------------------
 

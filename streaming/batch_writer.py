@@ -10,13 +10,20 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from logstore.commit.apps import AppBatch
-from logstore.commit.committer import Committer
-from logstore.commit.folder_outputs import store_token
+from logstore.commit.staged_output import Filled
 from logstore.errors import InvalidConfig, InvalidRecord
-from logstore.store import LogStore
+from streaming.opened import opened
 from streaming.options import WriteOptions
 from streaming.record_columns import EXPECTED, check_types, warn_left_out
-from streaming.staged_write import StagedMessage, commit_staged, discard_staged, encode_job, stage, staged_messages
+from streaming.staged_write import (
+    StagedMessage,
+    commit_staged,
+    discard_staged,
+    encode_job,
+    now_ms,
+    stage,
+    staged_messages,
+)
 
 
 class LogWriter(DataSourceArrowWriter):
@@ -31,20 +38,20 @@ class LogWriter(DataSourceArrowWriter):
         warn_left_out(schema.fieldNames())
         self._options = options
         self._plan_id = uuid.uuid4().hex
-        with LogStore(options.store) as store:
-            Committer(store)  # a ledger that cannot be written is known before rows are worked on
-            token = store_token(store)
-            self._job = encode_job(store, options, token, schema.fieldNames(), self._plan_id, options.batch_id)
+        self._since_ms = now_ms()
+        with opened(options.store, options.storage) as store:
+            outputs = store.commits().outputs(self._plan_id)  # one that cannot be written is known before rows come
+            self._job = encode_job(store, options, outputs, schema.fieldNames(), options.batch_id)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        return stage(self._job, iterator, self._plan_id)
+        return stage(self._job, iterator, Filled(self._plan_id, self._since_ms))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Spark calls `abort` when this raises."""
         options, app = self._options, None
         if options.app_id is not None and options.batch_id is not None:
             app = AppBatch(options.app_id, options.batch_id, options.query_id, options.adopt)
-        commit_staged(options.store, staged_messages(messages), self._plan_id, app)
+        commit_staged(options, staged_messages(messages), Filled(self._plan_id, self._since_ms), app)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        discard_staged(self._options.store, [self._plan_id])
+        discard_staged(self._options, [self._plan_id])

@@ -145,6 +145,8 @@ class WriteOptions:
     batch_size: int | None
     adopt: Adopt | bool | None
     dead_letter_topic: str | None = None
+    #: options `storage.NAME`, of a store in a bucket
+    storage: StorageOptions = field(default_factory=StorageOptions)
 
 
 def _plain(name: str) -> str:
@@ -242,11 +244,6 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def write_options(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """Raises UnknownConfig, InvalidConfig."""
     given = _given(options, (*_WRITE, *_OF_SPARK) if streaming else _WRITE)
-    if is_url(given["store"]):
-        raise InvalidConfig(
-            "df.write and writeStream.format write to a store in a directory so far",
-            hint="Write to a store in a bucket with LogSink in foreachBatch",
-        )
     batch_id = given.get("batch_id")
     if streaming and not given.get("app_id"):
         raise InvalidConfig(
@@ -270,6 +267,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool = False) -> Wri
         _positive(given, "batch.size"),
         _adopt(given.get("adopt")),
         given.get("deadLetterTopic"),
+        _storage(options),
     )
 
 

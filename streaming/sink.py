@@ -8,7 +8,6 @@ batch_id).
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,11 +24,11 @@ from logstore.objects.opening import is_url
 from logstore.objects.remote import plain_options
 from logstore.python_workers import use_this_python
 from logstore.spark_tasks import cores_of, run_rows, run_tasks
-from logstore.store import open_store
 from logstore.topics.registry import Topic
 from streaming.connect import calling_query, leave_mark
 from streaming.dead_letters import DeadLetters
 from streaming.flusher import flush_later
+from streaming.opened import kept_open
 from streaming.options import SinkOptions
 from streaming.progress import BATCHES_MAX, OBSERVED, BatchProgress, batch_progress
 from streaming.record_columns import check_schema, columns_text, known_columns, warn_left_out
@@ -131,12 +130,7 @@ class LogSink:
     def progress(self, query: Any = None) -> list[BatchProgress]:
         """The newest committed batches of the app, oldest first, each with what `query` reports about it."""
         own = {int(each["batchId"]): each for each in query.recentProgress} if query is not None else {}
-        committer = self._opened().commits
-        if not isinstance(committer, Committer):
-            raise InvalidConfig(
-                "progress() reads the ledger's table of commits, which a store in a bucket lacks so far"
-            )
-        rows = committer.ledger.commits_of_app(self.app_id, BATCHES_MAX)
+        rows = self._opened().commits.batches_of(self.app_id, BATCHES_MAX)
         return batch_progress(rows, self.last, own)
 
     def _written(self, df: DataFrame, batch_id: int, previous_ms: dict[str, int]) -> Committed:
@@ -245,18 +239,9 @@ class _Opened:
     commits: Commits[Any]
 
 
-_open_stores: dict[tuple[str, int], _Opened] = {}
-_open_lock = threading.Lock()
-
-
 def _opened(path: str, *, create: bool = False, storage_options: Mapping[str, str] | None = None) -> _Opened:
-    """One open store a process; opened again after a fork, because locks do not survive one."""
-    with _open_lock:
-        key = (path, os.getpid())
-        if key not in _open_stores:
-            store = open_store(path, create=create, storage_options=storage_options)
-            _open_stores[key] = _Opened(store, store.commits())
-        return _open_stores[key]
+    store = kept_open(path, storage_options, create=create)
+    return _Opened(store, store.commits())
 
 
 def committer_of(path: str) -> Committer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from logstore.commit.apps import AppBatch
-from logstore.commit.committer import Committer
 from logstore.commit.driver import Encoded, append_batch
-from logstore.commit.folder_outputs import FolderOutputs
+from logstore.commit.staged_output import Filled, Outputs
 from logstore.commit.staging import EncodeOptions, StagedFile, TopicTarget
 from logstore.errors import TopicChanged
 from logstore.spark_tasks import read_report
-from logstore.store import LogStore
+from logstore.topics.readable import ReadableStore
+from streaming.opened import opened
 from streaming.options import WriteOptions
 from streaming.record_columns import known_columns
 from streaming.targets import dead_letters, targets_of
@@ -29,13 +30,19 @@ class StagedMessage(WriterCommitMessage):
     task: int
     plan_id: str
     query_id: str | None
+    #: wall time before the task's files had names
+    since_ms: int
     report: bytes
     #: by topic id, as the task saw them; those it wrote to
     targets: dict[str, TopicTarget]
 
 
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def encode_job(
-    store: LogStore, options: WriteOptions, token: str, columns: Iterable[str], plan_id: str, batch_id: int | None
+    store: ReadableStore, options: WriteOptions, outputs: Outputs, columns: Iterable[str], batch_id: int | None
 ) -> EncodeJob:
     """Raises UnknownTopic, InvalidConfig."""
     targets = targets_of(store, columns, options.topic, options.dead_letter_topic)
@@ -43,12 +50,11 @@ def encode_job(
     if options.dead_letter_topic is not None:
         letters = dead_letters(targets[options.dead_letter_topic], options.topic, options.app_id, batch_id)
     encode = EncodeOptions(options.compression_type, options.batch_size or EncodeOptions().batch_size)
-    outputs = FolderOutputs(options.store, store.layout.plan(plan_id), token)
     return EncodeJob(outputs, targets, options.topic, encode, letters)
 
 
 def stage(
-    job: EncodeJob, batches: Iterator[pa.RecordBatch], plan_id: str, query_id: str | None = None
+    job: EncodeJob, batches: Iterator[pa.RecordBatch], filled: Filled, query_id: str | None = None
 ) -> StagedMessage:
     """On an executor: encode the rows of one task. A DuramenError travels in the message."""
     rows = (batch.select(known_columns(batch.schema.names)) for batch in batches)
@@ -60,7 +66,7 @@ def stage(
         file = None  # the commit raises it
     written = set() if file is None else {count.topic_id for count in file.counts}
     named = {target.id: target for target in job.targets.values() if target.id in written}
-    return StagedMessage(task, plan_id, query_id, data, named)
+    return StagedMessage(task, filled.plan_id, query_id, filled.since_ms, data, named)
 
 
 def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
@@ -68,25 +74,27 @@ def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[Stag
     return sorted((each for each in messages if isinstance(each, StagedMessage)), key=lambda each: each.task)
 
 
-def commit_staged(path: str, staged: Sequence[StagedMessage], plan_id: str | None, app: AppBatch | None) -> None:
-    """On the driver: append and flush what the tasks staged. Raises what a task or the commit met."""
+def commit_staged(
+    options: WriteOptions, staged: Sequence[StagedMessage], filled: Filled | None, app: AppBatch | None
+) -> None:
+    """On the driver: append and finish what the tasks staged. Raises what a task or the commit met."""
     files = [file for each in staged if (file := read_report(each.report)) is not None]
-    with LogStore(path) as store:
-        committer = Committer(store)
+    with opened(options.store, options.storage) as store:
+        committer = store.commits()
         done = append_batch(
             committer,
             lambda _staging: Encoded(files, _agreed(staged).values()),
             app=app,
-            plan_id=plan_id,
+            filled=filled,
             engine="spark",
         )
         for name in done.topics:
-            committer.flush(store.topic(name))
+            committer.finish(name)
 
 
-def discard_staged(path: str, plan_ids: Iterable[str]) -> None:
-    with LogStore(path) as store:
-        committer = Committer(store)
+def discard_staged(options: WriteOptions, plan_ids: Iterable[str]) -> None:
+    with opened(options.store, options.storage) as store:
+        committer = store.commits()
         for plan_id in plan_ids:
             committer.discard(plan_id)
 

@@ -20,12 +20,20 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from logstore.commit.apps import AppBatch
-from logstore.commit.folder_outputs import store_token
+from logstore.commit.staged_output import Filled
 from logstore.errors import InvalidConfig, InvalidRecord
-from logstore.store import LogStore
+from streaming.opened import opened
 from streaming.options import WriteOptions
 from streaming.record_columns import arrow_schema, check_types, warn_left_out
-from streaming.staged_write import StagedMessage, commit_staged, discard_staged, encode_job, stage, staged_messages
+from streaming.staged_write import (
+    StagedMessage,
+    commit_staged,
+    discard_staged,
+    encode_job,
+    now_ms,
+    stage,
+    staged_messages,
+)
 from streaming.targets import targets_of
 
 #: Spark tells tasks which query they belong to
@@ -52,8 +60,8 @@ class StreamWriter(DataSourceStreamWriter):
         self._app_id = options.app_id
         self._types = types
         self._id = uuid.uuid4()
-        with LogStore(options.store) as store:
-            self._token = store_token(store)
+        with opened(options.store, options.storage) as store:
+            self._outputs = store.commits().outputs("")
             targets_of(store, types, options.topic, options.dead_letter_topic)  # before rows are worked on for nothing
 
     def write(self, iterator: Iterator[Any]) -> StagedMessage:
@@ -68,20 +76,21 @@ class StreamWriter(DataSourceStreamWriter):
         if context is not None and batch_id == "0" and context.partitionId() == 0:  # once is enough
             warn_left_out(list(self._types))
         # By task attempts of one batch in one life of the query shared, by nothing else.
-        plan_id = uuid.uuid5(self._id, f"{query_id}:{batch_id}").hex
-        with LogStore(self._options.store) as store:
-            job = encode_job(store, self._options, self._token, self._types, plan_id, int(batch_id))
-        return stage(job, batches, plan_id, query_id)
+        plan_id, since_ms = uuid.uuid5(self._id, f"{query_id}:{batch_id}").hex, now_ms()
+        with opened(self._options.store, self._options.storage) as store:
+            job = encode_job(store, self._options, self._outputs.of(plan_id), self._types, int(batch_id))
+        return stage(job, batches, Filled(plan_id, since_ms), query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Spark calls `abort` when this raises, and the query fails; started again, it runs the batch again."""
         staged = staged_messages(messages)
         first = next(iter(staged), None)
         app = AppBatch(self._app_id, batchId, None if first is None else first.query_id, self._options.adopt)
-        commit_staged(self._options.store, staged, None if first is None else first.plan_id, app)
+        filled = None if first is None else Filled(first.plan_id, min(each.since_ms for each in staged))
+        commit_staged(self._options, staged, filled, app)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        discard_staged(self._options.store, {each.plan_id for each in staged_messages(messages)})
+        discard_staged(self._options, {each.plan_id for each in staged_messages(messages)})
 
 
 def stream_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

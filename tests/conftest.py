@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from logstore.records.record import Record
+    from logstore.store import LogStore
 
 # Hypothesis would choose another profile on CI by itself; a test should be the same everywhere. No deadline: the first
 # call of a kernel may compile it.
@@ -32,3 +38,38 @@ def seed(request: pytest.FixtureRequest) -> int:
     chosen = int(given) if given else CI_SEED if ON_CI else random.SystemRandom().getrandbits(63)
     request.node.add_report_section("setup", "seed", f"repeat with DURAMEN_SEED={chosen}")
     return chosen
+
+
+@pytest.fixture
+def append(store: LogStore) -> Callable[..., None]:
+    """Appends records to a topic as one batch; `partitions` names theirs."""
+    import pyarrow as pa
+
+    from logstore.commit.committer import Committer
+    from logstore.commit.produce import append_table, table_of
+
+    committer = Committer(store)
+
+    def run(topic: str, records: list[Record], partitions: list[int] | None = None) -> None:
+        table = table_of(records)
+        if partitions is not None:
+            table = table.append_column("partition", pa.array(partitions, pa.int32()))
+        append_table(committer, topic, table)
+
+    return run
+
+
+@pytest.fixture
+def read_all() -> Callable[[LogStore, str], dict[int, list[Record]]]:
+    """All records of a topic, by partition."""
+
+    def read(store: LogStore, name: str) -> dict[int, list[Record]]:
+        topic = store.topic(name)
+        found = {}
+        for number in range(topic.partitions):
+            reader = store.reader(topic, number)
+            found[number] = list(reader.records(reader.log_start_offset()))
+            reader.close()
+        return found
+
+    return read

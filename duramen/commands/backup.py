@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -13,27 +14,32 @@ from duramen.session import print_table, session, size_text
 
 def backup(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="A new or empty directory for the copy.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TARGET", help="A new or empty directory for the copy, or the URL of a prefix.", show_default=False
+        ),
     ],
     copy: Annotated[bool, typer.Option("--copy", help="Copy sealed segments even where hard links would do.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Copy the store as of one moment, while appends go on; the copy is a store of its own."""
-    from logstore.upkeep import backup as backups
+    from logstore.objects.opening import is_url
+    from logstore.store import open_store
+    from logstore.upkeep import backing_up
 
-    target = os.path.abspath(directory)
-    with session.open() as store:
+    target = directory if is_url(directory) else os.path.abspath(directory)
+    with session.open_any() as store:
         sizes: list[dict[str, Any]] = [
             {"topic": topic.name, "partition": number, "size_bytes": store.log_bytes(topic, number)}
             for topic in store.topics()
             for number in range(topic.partitions)
         ]
         if dry_run:
-            backups.check_target(store, target)
+            backing_up.check_target(store, target)
             partitions = sizes
         else:
             with session.progress("backing up", sum(each["size_bytes"] for each in sizes)) as step:
-                done = backups.backup(store, target, link=not copy, progress=step)
+                done = backing_up.back_up(store, target, partial(open_store, create=True), link=not copy, progress=step)
             partitions = [
                 {
                     "topic": each.partition.topic,
@@ -43,7 +49,7 @@ def backup(
                     "linked_bytes": each.linked_bytes,
                     "copied_bytes": each.copied_bytes,
                 }
-                for each in done.partitions
+                for each in done
             ]
     document: dict[str, Any] = {"backed_up": not dry_run, "directory": target, "partitions": partitions}
 

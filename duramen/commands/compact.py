@@ -67,7 +67,7 @@ def compact(
     with session.open_any() as store:
         for number in partition or ():
             store.topic(topic[0]).partition(number)  # type: ignore[index]
-        with spark_session(engine) as spark, told_to_stop() as stopping, _shown() as progress:
+        with spark_session(engine) as spark, stop_event() as stopping, _shown() as progress:
             _cancel_with(stopping, spark)
             report = run_job(
                 store,
@@ -156,7 +156,7 @@ def spark_session(engine: EngineName) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def told_to_stop(
+def stop_event(
     said: str = "stopping; what is swapped in stays, the rest is done by the next run",
 ) -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set: the work ends at its next step. A second SIGINT interrupts at once."""
@@ -180,7 +180,7 @@ def told_to_stop(
 
 
 def _cancel_with(stopping: threading.Event, spark: Any) -> None:
-    """Let Spark's tasks end when the work is told to stop; not from the signal's handler, which may interrupt py4j."""
+    """Let Spark's tasks end when the work is stopped; not from the signal's handler, which may interrupt py4j."""
 
     from logstore.spark_tasks import cancel_jobs
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duramen.session import bad_usage, print_pairs, print_table, session
+from duramen.commands.options import DryRun
+from duramen.session import bad_usage, key_values, print_pairs, print_table, session
 
 if TYPE_CHECKING:
     from logstore.config import Resolved
@@ -28,8 +32,22 @@ def config(
         bool,
         typer.Option("--templates", help="Show the files for operators that come with Duramen, and where they are."),
     ] = False,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set it for the store as a whole; in a bucket only. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Back to the default; may be given again.", show_default=False),
+    ] = None,
+    dry_run: DryRun = False,
 ) -> None:
-    """List every setting, or explain one."""
+    """List every setting, or explain one; with --set and --unset, change those of a store in a bucket."""
     from logstore.config import resolve_broker, resolve_topic
     from logstore.settings import SETTINGS, any_setting
     from logstore.settings_file import store_file_template
@@ -39,6 +57,11 @@ def config(
             raise bad_usage("--templates takes no other argument")
         _show_templates()
         return
+    if given or unset:
+        if name or template:
+            raise bad_usage("--set and --unset stand alone")
+        _alter(key_values(given, "--set"), unset or [], dry_run=dry_run)
+        return
     if template:
         if name:
             raise bad_usage("--template prints all settings: leave the name out")
@@ -46,7 +69,7 @@ def config(
         return
     chosen = [any_setting(name)] if name else list(SETTINGS)
     if session.store_path:
-        with session.open() as store:
+        with session.open_any() as store:
             resolved = {**store.topic_settings(), **store.broker_settings()}
     else:
         resolved = {**resolve_topic(), **resolve_broker()}
@@ -64,6 +87,20 @@ def config(
                 ],
             ),
         )
+
+
+def _alter(given: dict[str, str], unset: list[str], *, dry_run: bool) -> None:
+    from logstore.settings import any_setting
+
+    for name in unset:
+        any_setting(name)
+    with session.open_any() as store:
+        store.alter_settings(given, unset=unset, dry_run=dry_run)
+    verb = "Would set" if dry_run else "Set"
+    words = [*(f"{name} = {value}" for name, value in given.items()), *(f"{name} to its default" for name in unset)]
+    document = {"set": given, "unset": unset, "altered": not dry_run}
+    text = f"{verb} {', '.join(words)}; whoever has the store open sees it when opening it again"
+    session.answer(document, lambda: print(text))
 
 
 def _show_templates() -> None:
@@ -107,7 +144,8 @@ def _source(document: dict[str, Any]) -> str:
 
 
 def _explain(document: dict[str, Any]) -> None:
-    print(document["doc"])
+    doc = document["doc"]
+    print(textwrap.fill(doc, shutil.get_terminal_size().columns) if sys.stdout.isatty() else doc)
     print()
     print_pairs(
         [

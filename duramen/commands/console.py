@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from duramen.commands.compact import told_to_stop
+from duramen.commands.compact import stop_event
 from duramen.session import session
 
 Schemas = Annotated[
@@ -60,7 +60,7 @@ def console(
 
     token = find_token(token_file)
     with (
-        told_to_stop("stopping") as stopping,
+        stop_event("stopping") as stopping,
         OpenConsole(
             session.path, token=token, host=host, port=port, schemas=schema or (), names=allow_host or ()
         ) as served,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from duramen.session import time_text
 
 if TYPE_CHECKING:
+    from logstore.commit.store_face import Store
     from logstore.directory.finding import StoreReport
     from logstore.ledger import Ledger
     from logstore.topics.readable import ReadableStore
@@ -48,16 +49,12 @@ def counts_of(store: ReadableStore) -> Ledger | None:
     return store.ledger() if isinstance(store, OpenStore) and store.has_ledger else None
 
 
-def origin_document(store: ReadableStore) -> dict[str, Any] | None:
+def origin_document(store: Store) -> dict[str, Any] | None:
     """Of what the store is a copy; None when it is none, or does not tell."""
-    from logstore.directory.origin import read_origin
     from logstore.errors import CorruptState
-    from logstore.topics.opened import OpenStore
 
-    if not isinstance(store, OpenStore):
-        return None
     try:
-        origin = read_origin(store.fs, store.layout)
+        origin = store.origin()
     except CorruptState:  # `verify` says so
         return None
     if origin is None:

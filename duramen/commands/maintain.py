@@ -103,6 +103,7 @@ def _document(done: Maintained) -> dict[str, Any]:
         "garbage": done.garbage,
         "plans": done.plans,
         "pruned": done.pruned,
+        "commits": done.commits,
         "swept": len(done.swept),
         "failed": [{"what": what, "error": str(error)} for what, error in done.failed],
     }
@@ -128,5 +129,5 @@ def _print(done: Maintained) -> None:
     print_table(["partition", "what", "how much", "written"], rows)
     print(
         f"deleted: {done.garbage} replaced segments, the staged files of {done.plans} batches, "
-        f"{len(done.swept)} orphans; the ledger forgot {done.pruned} rows"
+        f"{len(done.swept)} orphans, {done.commits} commit files; the ledger forgot {done.pruned} rows"
     )

@@ -58,7 +58,7 @@ NowMs = Annotated[
         "--now-ms", metavar="TIME", parser=moment_ms, help="Decide as if it were this time.", show_default="now"
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Whatever the dirty ratio; min.compaction.lag.ms still holds.")]
+Force = Annotated[bool, typer.Option("--force", help="Ignore the dirty ratio; min.compaction.lag.ms still holds.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
@@ -86,7 +86,7 @@ def partition_numbers(topic: Topic, partition: int | None) -> Sequence[int]:
     return range(topic.partitions) if partition is None else [topic.partition(partition).partition]
 
 
-def readable_topics(store: LogStore) -> list[Topic]:
+def readable_topics(store: ReadableStore) -> list[Topic]:
     from logstore.upkeep import strays
 
     return strays.readable_topics(store)[0]

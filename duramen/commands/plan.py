@@ -11,7 +11,7 @@ import typer
 from duramen.commands.compact import reasons_text
 from duramen.commands.options import Force, NowMs, OnlyTopics, Topics, chosen_topics
 from duramen.losses import loss_documents, print_losses
-from duramen.session import DAMAGE, key_values, print_table, seconds_text, session, size_text, stop
+from duramen.session import DAMAGE, key_values, minutes_text, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
     from compaction_job.estimate import Estimate
@@ -58,7 +58,7 @@ def explain(topics: Topics = None, now_ms: NowMs = None) -> None:
                             f"{each['dirty_ratio']:.2f}",
                             each["first_dirty_offset"],
                             each["first_uncleanable_offset"],
-                            seconds_text(each["next_horizon_ms"]),
+                            minutes_text(each["next_horizon_ms"]),
                             when_text(each),
                             each["why"],
                         ]
@@ -111,11 +111,11 @@ def when_text(document: dict[str, Any]) -> str:
     if not document["compacted"] or document["paused"]:
         return "-"
     if document["set_aside"]:
-        return f"retry {seconds_text(document['set_aside']['retry_ms'])}"
+        return f"retry {minutes_text(document['set_aside']['retry_ms'])}"
     if document["next_ms"] is None:
         return "with new records"
     rule = _NEXT_RULES.get(document["next_due"], "min.compaction.lag.ms")
-    return f"{seconds_text(document['next_ms'])} ({rule})"
+    return f"{minutes_text(document['next_ms'])} ({rule})"
 
 
 def plan(

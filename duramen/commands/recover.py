@@ -50,6 +50,10 @@ def recover(
     """Repair the ledger and partitions: take out damaged batches, keep all others, rebuild the rest; exit 3 when there
     was damage.
     """
+    if session.is_in_bucket:
+        from duramen.commands.recover_bucket import recover_bucket
+
+        return recover_bucket(topics, partition, yes=yes, dry_run=dry_run)
     from logstore.files import OS_FILES
     from logstore.upkeep.repair import restore_version
     from logstore.upkeep.strays import find_strays

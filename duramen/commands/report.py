@@ -19,7 +19,7 @@ def report(
     ] = "duramen-report.html",
     messages: Annotated[
         int,
-        typer.Option("--messages", min=0, max=500, help="Include so many of the newest records of each partition."),
+        typer.Option("--messages", min=0, max=500, help="Include this many of the newest records of each partition."),
     ] = 0,
     schema: Schemas = None,
 ) -> None:
@@ -31,7 +31,7 @@ def report(
     from duramen.console.report import report_html
     from duramen.console.view import View
 
-    with session.open() as store:
+    with session.open_any() as store:
         html = report_html(View(store, schemas=MessageSchemas(schema or ())), messages_each=messages)
     data = html.encode()
     if file == "-":

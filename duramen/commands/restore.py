@@ -64,7 +64,7 @@ def restore(
         Encoding, typer.Option("--encoding", help="How keys and values are written in JSON.")
     ] = Encoding.UTF8,
     allow_thinned: Annotated[
-        bool, typer.Option("--allow-thinned", help="Take what compaction left of a moment that is no longer exact.")
+        bool, typer.Option("--allow-thinned", help="Accept what compaction left, where the exact state is gone.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be read, and how; read nothing.")] = False,
 ) -> None:

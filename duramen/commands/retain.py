@@ -128,7 +128,7 @@ def delete_records(
             show_default=False,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Delete the records of a partition below an offset."""

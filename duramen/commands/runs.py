@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from duramen.commands.compact import reasons_text
 from duramen.commands.options import OnlyTopics, Partition
 from duramen.moments import moment_ms
-from duramen.session import bad_usage, print_pairs, print_table, seconds_text, session, size_text, time_text
+from duramen.session import bad_usage, minutes_text, print_pairs, print_table, session, size_text, time_text
 from duramen.tables import Wrong
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def list_(
     partition: Partition = None,
     result: Annotated[
         list[Result] | None,
-        typer.Option("--result", help="Only runs that ended so; may be given again.", show_default=False),
+        typer.Option("--result", help="Only runs with this result; may be given again.", show_default=False),
     ] = None,
     since: Annotated[
         int | None,
@@ -50,7 +49,7 @@ def list_(
             "--since", metavar="TIME", parser=moment_ms, help="Only runs that began since: -1d, …", show_default=False
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest.")] = 20,
 ) -> None:
     """List the runs, newest first. Of each partition the store keeps the newest receipts only."""
     if context.invoked_subcommand is not None:
@@ -132,7 +131,7 @@ def _print(documents: list[dict[str, Any]], count: int) -> None:
         ["started", "partition", "result", "before", "after", "removed", "run"],
         [
             [
-                _minute(each["started_ms"]),
+                minutes_text(each["started_ms"]),  # its seconds are in the receipt
                 f"{each['topic']}-{each['partition']}" if each["topic"] else "-",
                 _result(each["result"]),
                 _size(each["before_bytes"]),
@@ -145,11 +144,6 @@ def _print(documents: list[dict[str, Any]], count: int) -> None:
     )
     if count > len(documents):
         print(f"{count - len(documents)} older ones are not shown; --limit shows more")
-
-
-def _minute(time_ms: int | None) -> str:
-    """A moment in a list: its seconds are in the receipt."""
-    return re.sub(r":\d\dZ$", "Z", seconds_text(time_ms))
 
 
 def _result(result: str) -> str:

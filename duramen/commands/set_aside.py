@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from logstore.commit.set_aside import SetAside
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def set_aside(topic: TopicName, dry_run: DryRun = False, yes: Yes = False) -> None:

@@ -19,7 +19,7 @@ from duramen.tables import Wrong, table_lines
 from duramen.terminal import printable, raw
 
 if TYPE_CHECKING:
-    from logstore.store import LogStore
+    from logstore.compaction.maintenance import MaintainedStore
 
 
 class Sort(str, Enum):
@@ -44,6 +44,9 @@ _COLUMNS = ("partition", "size", "records", "dirty", "of", "in/s", "next", "why"
 _SHORT = (
     ("due: its dirty ratio is above the threshold", "above the ratio"),
     ("not due: its dirty ratio is not above min.cleanable.dirty.ratio", "below the ratio"),
+    ("not due: everything new is in the active segment", "nothing closed"),
+    ("not compacted: its cleanup.policy does not include compact", "not compacted"),
+    ("paused; `duramen resume` lets it go on", "paused"),
     ("not due: ", ""),
     ("due: ", ""),
 )
@@ -52,16 +55,16 @@ _PASS_COLUMNS = ("pass", "step", "read", "of", "rate", "left", "who")
 
 def top(
     topic: OnlyTopics = None,
-    sort: Annotated[Sort, typer.Option("--sort", help="What comes first.")] = Sort.DUE,
+    sort: Annotated[Sort, typer.Option("--sort", help="Sort by this.")] = Sort.DUE,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Time between two looks.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Time between refreshes.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show once and exit.")] = False,
 ) -> None:
     """Show partitions, how dirty they are and when they are due, and every pass of compaction under way, by whatever
     process. Live on a terminal, until interrupted.
     """
-    with session.open() as store:
+    with session.open_any() as store:
         watch = Watch(store, topic)
         if once or session.json or not sys.stdout.isatty():
             document = watch.look(sort)
@@ -74,7 +77,7 @@ def top(
 class Watch:
     """Looks at a store repeatedly; two looks give the rate of new records."""
 
-    store: LogStore
+    store: MaintainedStore
     topics: list[str] | None
     _looked_s: float | None = None
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class Watch:
         return {
             "time_ms": now_ms,
             "store": store.path,
-            "free_bytes": store.free_bytes(),
+            "free_bytes": store.maintenance().free_bytes(),
             "passes": [
                 each | {"host": one["host"], "pid": one["pid"]}
                 for one in read_activities(store, now_ms=now_ms)
@@ -104,12 +107,11 @@ class Watch:
         }
 
     def _partitions(self, now_ms: int, elapsed_s: float | None) -> tuple[list[dict[str, Any]], list[str]]:
-        from logstore.compaction.failures import set_aside_now
         from logstore.compaction.planning import PlanOptions, plan_partition
         from logstore.errors import DuramenError
 
         store, found, problems = self.store, [], []
-        options = PlanOptions(now_ms, failures=set_aside_now(store, now_ms), flushed=True)
+        options = PlanOptions(now_ms, failures=store.maintenance().set_aside(now_ms), flushed=True)
         for topic in chosen_topics(store, self.topics) if self.topics else readable_topics(store):
             try:
                 ends, config = store.ends(topic).high_watermarks, store.log_config(topic)

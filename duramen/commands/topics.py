@@ -138,7 +138,7 @@ def alter(
     ] = None,
     defaults: Annotated[
         bool,
-        typer.Option("--defaults", help="The settings of the topic were not known; the store's defaults are right."),
+        typer.Option("--defaults", help="The topic's settings were not known: use the store's defaults."),
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -169,7 +169,7 @@ def alter(
 @app.command()
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Delete a topic and all its records."""

@@ -56,7 +56,7 @@ def abort(
     producer_id: Annotated[
         int, typer.Option("--producer-id", metavar="ID", min=0, help="Whose transaction; see `transactions list`.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """End an open transaction with an ABORT marker: its records are never committed."""

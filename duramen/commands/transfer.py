@@ -12,11 +12,9 @@ from duramen.losses import loss_documents, print_losses
 from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from logstore.commit.store_face import Store
     from logstore.topics.registry import Topic
-    from logstore.transfer.kafka_export import Exportable, ExportedPartition, Take
+    from logstore.transfer.kafka_export import ExportedPartition
     from logstore.transfer.kafka_import import ImportedTopic
     from logstore.transfer.kafka_source import Source
 
@@ -33,7 +31,10 @@ TopicConfig = Annotated[
 MetadataDir = Annotated[
     str | None,
     typer.Option(
-        "--metadata-dir", metavar="DIR", help="Where __cluster_metadata-0 lies, if not there.", show_default=False
+        "--metadata-dir",
+        metavar="DIR",
+        help="The directory with __cluster_metadata-0, if it is elsewhere.",
+        show_default=False,
     ),
 ]
 ServerProperties = Annotated[
@@ -59,7 +60,7 @@ def import_(
     topic: OnlyTopics = None,
     topic_config: TopicConfig = None,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Where nothing tells a topic's settings, the store's defaults are right.")
+        bool, typer.Option("--defaults", help="Use the store's defaults for topics whose settings are not known.")
     ] = False,
     metadata_dir: MetadataDir = None,
     server_properties: ServerProperties = None,
@@ -238,14 +239,12 @@ def export(
         from logstore.topic import new_topic_id
         from logstore.transfer import kafka_export
 
-        face, take = _export_face(store)
-
         topics = [store.topic(name) for name in topic] if topic else store.topics()
         if not topics:
             raise bad_usage("the store has no topics")
         if dry_run:
             kafka_export.check_topic_ids(topics, ids)
-            kafka_export.check_target(face, target, topics)
+            kafka_export.check_target(store, target, topics)
             partitions = _exportable(store, topics, ids)
             clean = not unclean
         else:
@@ -255,28 +254,12 @@ def export(
             total = sum(store.log_bytes(each, number) for each in topics for number in range(each.partitions))
             with session.progress("exporting", total) as step:
                 done = kafka_export.export_topics(
-                    face, target, topics, topic_ids=ids, unclean=unclean, identity=identity, progress=step, take=take
+                    store, target, topics, topic_ids=ids, unclean=unclean, identity=identity, progress=step
                 )
             partitions = [_exported(each) for each in done.partitions]
             clean = done.clean
     document = {"exported": not dry_run, "directory": target, "clean": clean, "partitions": partitions}
     session.answer(document, lambda: _print_export(document))
-
-
-def _export_face(store: Any) -> tuple[Exportable, Take | None]:
-    """What the export asks of a store in a directory, or in a bucket."""
-    from logstore.bucket.exporting import ExportFromBucket
-    from logstore.transfer.kafka_export import Taken
-
-    if not session.is_in_bucket:
-        return store, None
-    face = ExportFromBucket(store)
-
-    def take(topic: Topic, number: int, directory: str, progress: Callable[[int], None]) -> Taken:
-        state, high_watermark, copied_bytes = face.take(topic, number, directory, progress)
-        return Taken(state, high_watermark, 0, copied_bytes)
-
-    return face, take
 
 
 def _exportable(store: Store, topics: list[Topic], ids: dict[str, str]) -> list[dict[str, Any]]:

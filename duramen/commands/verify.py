@@ -41,9 +41,11 @@ def verify(topics: Topics = None, partition: Partition = None) -> None:
 
 def _verify_bucket(topics: list[str] | None, partition: int | None) -> None:
     """The same of a store in a bucket: every object that is named, byte by byte."""
+    from logstore.bucket.examining import examine
     from logstore.bucket.verifying import verify_partition
 
     with session.open_bucket() as store:
+        whole = [str(finding) for finding in examine(store)]
         chosen = [topic for topic in store.topics() if not topics or topic.name in topics]
         for name in topics or ():
             store.topic(name)
@@ -54,7 +56,8 @@ def _verify_bucket(topics: list[str] | None, partition: int | None) -> None:
             if partition in (None, number)
         ]
     document = {
-        "sound": not any(result.findings for result in results),
+        "sound": not whole and not any(result.findings for result in results),
+        "store": {"sound": not whole, "findings": whole},
         "partitions": [
             {
                 "topic": result.partition.topic,
@@ -67,6 +70,7 @@ def _verify_bucket(topics: list[str] | None, partition: int | None) -> None:
                 "records": result.records,
                 "size_bytes": result.size_bytes,
                 "findings": [str(finding) for finding in result.findings],
+                "losses": loss_documents(result.losses),
             }
             for result in results
         ],
@@ -76,7 +80,15 @@ def _verify_bucket(topics: list[str] | None, partition: int | None) -> None:
         for each in results
     ]
     header = ["partition", "records", "segments", "commits in its tail", "size", "verdict"]
-    session.answer(document, lambda: print_table(header, rows))
+
+    def text() -> None:
+        print_table(header, rows)
+        for result in results:
+            print_losses(str(result.partition), loss_documents(result.losses))
+        for finding in whole:
+            print(f"store: {finding}")
+
+    session.answer(document, text)
     if not document["sound"]:
         stop(DAMAGE)
 

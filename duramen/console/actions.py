@@ -22,10 +22,10 @@ from compaction_job.report import Report
 from compaction_job.retention import project, retain_all
 from duramen.console.problems import Refused
 from duramen.session import size_text
+from logstore.compaction.maintenance import MaintainedStore
 from logstore.errors import DuramenError
 from logstore.setting import format_value
-from logstore.store import LogStore
-from logstore.upkeep.retention import retain
+from logstore.store import open_store
 
 PAUSED = "duramen.compaction.paused"
 _DIGEST_S = 600.0
@@ -88,7 +88,7 @@ class _Action:
 class Actions:
     """For any number of threads. Work is done on stores of its own, so that it outlives no request's."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: MaintainedStore) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
@@ -116,6 +116,7 @@ class Actions:
     def dry_run(self, name: str, body: Body) -> dict[str, Any]:
         """What the action would do, with the digest that doing it needs. Raises Refused, DuramenError."""
         self._store.check_writable()
+        self._store.topic_names()  # a look: of a bucket's topics that were seen before, the settings are those of then
         shown = self._shows[name](body)
         digest = secrets.token_hex(16)
         with self._lock:
@@ -201,7 +202,7 @@ class Actions:
         size = sum(each.read_bytes for each in due)
 
         def do(action: _Action) -> None:
-            with LogStore(self._store.path) as store:
+            with open_store(self._store.path) as store:
                 report = compact(
                     store,
                     topics=chosen,
@@ -258,22 +259,22 @@ class Actions:
 
     def _retain(self, body: Body) -> _Shown:
         topic = body.get("topic")
-        store = self._store
+        store, maintenance = self._store, self._store.maintenance()
         topics = store.topics() if topic is None else [store.topic(topic)]
-        now_ms = store.clock.now_ms()
+        now_ms = maintenance.now_ms(working=True)
         effects: list[dict[str, Any]] = []
         chosen: set[tuple[str, int]] = set()
         for each in topics:
             for number in range(each.partitions):
                 with contextlib.suppress(DuramenError):  # what cannot be read is not deleted
-                    for one in retain(store, each, number, now_ms=now_ms, dry_run=True).passes:
+                    for one in maintenance.retain(each, number, now_ms=now_ms, dry_run=True).passes:
                         what = f"{_many(len(one.base_offsets), 'segment')} because of {one.policy}"
                         effects.append(_effect(each.name, number, what, one.size_bytes))
                         chosen.add((each.name, number))
 
         def do(action: _Action) -> None:
             report = Report("retention", "local", now_ms)
-            with LogStore(store.path) as opened:
+            with open_store(store.path) as opened:
                 wanted: dict[str, list[int]] = {}
                 for name, number in sorted(chosen):
                     wanted.setdefault(name, []).append(number)

@@ -49,7 +49,8 @@ def _app(app_id: str | None, rows: Sequence[Row], from_ms: int, step_ms: int) ->
     first_ms, last_ms = rows[0]["committed_ms"], rows[-1]["committed_ms"]
     seconds = max(last_ms - first_ms, 0) / 1000
     several = len(real) > 1 and seconds > 0
-    rows_count, bytes_count = sum(row["records"] for row in rows), sum(row["size_bytes"] for row in rows)
+    sizes = [row["size_bytes"] for row in rows if row["size_bytes"] is not None]
+    rows_count, bytes_count = sum(row["records"] for row in rows), sum(sizes) if sizes else None
     return {
         "app_id": app_id,
         "topics": sorted({row["topic"] for row in rows if row["topic"]})[:1000],
@@ -64,7 +65,7 @@ def _app(app_id: str | None, rows: Sequence[Row], from_ms: int, step_ms: int) ->
         "first_committed_ms": first_ms,
         "commits_per_minute": round((len(real) - 1) / seconds * 60, 3) if several else None,
         "rows_per_second": round(rows_count / seconds, 3) if several else None,
-        "bytes_per_second": round(bytes_count / seconds, 3) if several else None,
+        "bytes_per_second": round(bytes_count / seconds, 3) if several and bytes_count is not None else None,
         "timings": {name: _timing(name, real) for name in _TIMINGS},
         "series": _series(rows, firsts, from_ms, step_ms),
     }
@@ -90,7 +91,7 @@ def _series(rows: Sequence[Row], firsts: Sequence[Row], from_ms: int, step_ms: i
 
     for row in rows:
         at(row)["rows"] += row["records"]
-        at(row)["bytes"] += row["size_bytes"]
+        at(row)["bytes"] += row["size_bytes"] or 0
     for row in firsts:
         if not row["void"]:
             at(row)["commits"] += 1

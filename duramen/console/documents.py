@@ -92,7 +92,7 @@ STORE = record(
     version=text("of Duramen"),
     store=record(
         path=text(),
-        kind=text("directory"),
+        kind=one_of("directory", "bucket"),
         read_only=boolean(),
         id=nullable(text()),
         origin=nullable(
@@ -108,7 +108,7 @@ STORE = record(
         status=one_of("ok", "warning", "error"), findings=array(ref("Finding")), left_off=integer("findings not listed")
     ),
     space=record(
-        free_bytes=nullable(integer()),
+        free_bytes=nullable(integer("null: nobody can tell, as in a bucket")),
         total_bytes=nullable(integer()),
         log_bytes=integer("all partitions' logs"),
     ),
@@ -124,6 +124,7 @@ STORE = record(
     ),
     daemon=record(
         "The scheduler, in this process or in another one",
+        told=boolean("false: in a bucket processes do not tell what they are at"),
         running=boolean(),
         where=nullable(text("host and process")),
         seen_ms=nullable(integer("when it was last heard of")),
@@ -426,7 +427,7 @@ APP = record(
     topics=array(text()),
     commits=integer(),
     rows=integer(),
-    bytes=integer(),
+    bytes=nullable(integer("null: the ledger of a bucket does not say")),
     dead_letters=integer("rows that went to a dead-letter topic"),
     replays=integer("batches that came again and were not written again"),
     void=integer("plans whose outcome was unknown; they hold no data"),
@@ -460,7 +461,7 @@ COMMIT = record(
     query_id=nullable(text()),
     committed_ms=integer(_MS),
     rows=integer(),
-    bytes=integer(),
+    bytes=nullable(integer("null: the ledger of a bucket does not say")),
     dead_letters=integer(),
     void=boolean(),
     engine=text(),

@@ -23,7 +23,8 @@ _ONE_AT_A_TIME = threading.Lock()
 
 def erasure(view: View, *, topic: str, key: str = "", key_format: str = "text") -> dict[str, Any]:
     wanted = key_bytes(key, key_format)
-    found = view.store.topic(topic)
+    store = view.directory()
+    found = store.topic(topic)
     scanned = 0
     deadline = time.monotonic() + _SECONDS_MAX
 
@@ -42,7 +43,7 @@ def erasure(view: View, *, topic: str, key: str = "", key_format: str = "text") 
     if not _ONE_AT_A_TIME.acquire(timeout=1.0):
         raise Refused(429, "Busy", "another search is under way", hint="Try again in a moment.")
     try:
-        [result] = find_keys(view.store, found, [wanted], now_ms=view.now_ms, progress=progress)
+        [result] = find_keys(store, found, [wanted], now_ms=view.now_ms, progress=progress)
     finally:
         _ONE_AT_A_TIME.release()
     moments = [place.goes_ms for place in result.places]

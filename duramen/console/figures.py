@@ -14,10 +14,10 @@ from compaction_job.figures import PartitionFigures, figures_of
 from duramen.console.documents import STATES
 from duramen.console.ledger_view import LedgerView
 from logstore.compaction.failures import SetAside, still_set_aside
+from logstore.compaction.maintenance import MaintainedStore
 from logstore.compaction.planning import PartitionPlan
 from logstore.config import LogConfig
 from logstore.errors import DuramenError
-from logstore.store import LogStore
 from logstore.topics.registry import Topic
 
 #: nobody notices when an answer is so old
@@ -70,8 +70,10 @@ def count_states(partitions: Iterable[PartitionFigures | str]) -> dict[str, int]
 class Figures:
     """For any number of threads; one of them looks, the others wait for it."""
 
-    def __init__(self, store: LogStore, ledger: LedgerView) -> None:
+    def __init__(self, store: MaintainedStore, fresh_s: float, ledger: LedgerView) -> None:
         self._store = store
+        #: all partitions are looked at again after so long; one that is asked for, sooner
+        self._look_again_ms = max(_LOOK_AGAIN_MS, int(fresh_s * 1000))
         self._ledger = ledger
         self._lock = threading.Lock()
         self._known: dict[str, TopicLook] = {}
@@ -92,7 +94,7 @@ class Figures:
         topic = self._store.topic(name)
         with self._lock:
             failures = still_set_aside(self._ledger.failures(), self._store.clock.now_ms())
-            found = self._topic(name, failures, topic)
+            found = self._topic(name, failures, topic, look_again_ms=_LOOK_AGAIN_MS)
             self._known[name] = found
             return found
 
@@ -103,9 +105,16 @@ class Figures:
             self.generation += 1
         self._known = {name: self._topic(name, failures) for name in names}
 
-    def _topic(self, name: str, failures: dict[tuple[str, int], SetAside], topic: Topic | None = None) -> TopicLook:
+    def _topic(
+        self,
+        name: str,
+        failures: dict[tuple[str, int], SetAside],
+        topic: Topic | None = None,
+        *,
+        look_again_ms: int | None = None,
+    ) -> TopicLook:
         store, now_ms = self._store, self._store.clock.now_ms()
-        counted = self._ledger.counts()
+        counted, look_again_ms = self._ledger.counts(), look_again_ms or self._look_again_ms
         known = self._known.get(name)
         try:
             topic = topic or store.topic(name)
@@ -113,7 +122,7 @@ class Figures:
             mine = tuple(failures.get((topic.id, number)) for number in numbers) if failures else ()
             counts = tuple(counted.get((topic.id, number)) for number in numbers)
             key = (topic.id, store.stamp(topic), mine, counts)
-            if known is not None and known.key == key and not _is_old(known, now_ms):
+            if known is not None and known.key == key and not _is_old(known, now_ms, look_again_ms):
                 return known
             config = store.log_config(topic)
         except (DuramenError, OSError) as error:
@@ -141,8 +150,8 @@ class Figures:
         return found
 
 
-def _is_old(known: TopicLook, now_ms: int) -> bool:
-    return abs(now_ms - known.looked_ms) >= _LOOK_AGAIN_MS or (known.until_ms is not None and known.until_ms <= now_ms)
+def _is_old(known: TopicLook, now_ms: int, look_again_ms: int) -> bool:
+    return abs(now_ms - known.looked_ms) >= look_again_ms or (known.until_ms is not None and known.until_ms <= now_ms)
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""What the console needs of the ledger, kept until the ledger changes: runs, counts of segments, failures, commits.
+"""What was done to the store, kept until there is news: runs, counts of segments, failures, commits.
 
 Read as columns and asked for by page, so that ten thousand runs are neither parsed nor held as objects.
 """
@@ -17,13 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.compaction.failures import SetAside, failures_of
-from logstore.compaction.maintenance import Counted
-from logstore.ledger import Ledger
+from logstore.compaction.failures import SetAside
+from logstore.compaction.maintenance import Commits, Counts, Maintenance
 from logstore.ledger.receipts import SUMMARY
 from logstore.ledger.rows import COMMITS, RUNS
-from logstore.store import LogStore
-from logstore.upkeep.ledger_figures import read_counts
 
 #: commits that are looked at, newest first
 COMMITS_MAX = 20_000
@@ -52,117 +49,66 @@ _NO_RUNS = Runs(RUNS.empty_table(), {}, {}, {})
 
 
 class LedgerView:
-    """For any number of threads. A store without a ledger has nothing in it, and is not given one by looking."""
+    """For any number of threads."""
 
-    def __init__(self, store: LogStore) -> None:
-        self._store = store
+    def __init__(self, maintenance: Maintenance) -> None:
+        self._maintenance = maintenance
+        self._tables = maintenance.tables()
         self._lock = threading.Lock()
-        self._ledger: Ledger | None = None
         self._looked: dict[str, float] = {}
         self._runs: tuple[int, Runs] = (-1, _NO_RUNS)
-        self._failures: tuple[int, dict[tuple[str, int], SetAside]] = (-1, {})
-        self._counts: tuple[int, dict[tuple[str, int], dict[int, Counted]]] = (-1, {})
-        self._commits: tuple[int, pa.Table, bool] = (-1, COMMITS.empty_table().select(_COMMIT_COLUMNS), True)
-
-    def _opened(self) -> Ledger | None:
-        if self._ledger is None and self._store.has_ledger:
-            self._ledger = self._store.ledger()
-        return self._ledger
+        self._failures: tuple[tuple[int, ...], dict[tuple[str, int], SetAside]] = ((-1,), {})
+        self._counts: Counts = {}
+        self._commits = Commits(-1, COMMITS.empty_table().select(_COMMIT_COLUMNS), True)
 
     def versions(self) -> tuple[int, ...]:
-        """Changes whenever one of the tables does."""
+        """Changes whenever there may be news."""
         with self._lock:
-            ledger = self._opened()
-            if ledger is None:
-                return ()
-            tables = (ledger.commits_table, ledger.runs_table, ledger.segments_table)
-            return tuple(table.run(lambda table=table: table.version) for table in tables)  # type: ignore[misc]
+            return self._tables.versions()
 
-    def _is_fresh(self, what: str) -> bool:
+    def _is_fresh(self, what: str, fresh_s: float | None = None) -> bool:
         """Whether it was looked at a moment ago; if not, it is now."""
         now = time.monotonic()
-        if now - self._looked.get(what, -_FRESH_S) < _FRESH_S:
+        fresh_s = fresh_s or max(_FRESH_S, self._maintenance.fresh_s / 6)
+        if now - self._looked.get(what, -fresh_s) < fresh_s:
             return True
         self._looked[what] = now
         return False
 
     def runs(self) -> Runs:
         with self._lock:
-            ledger = self._opened()
-            if ledger is None or self._is_fresh("runs"):
-                return self._runs[1]
-            table = ledger.runs_table
-
-            def look() -> tuple[int, Runs]:
-                if table.version == self._runs[0]:
-                    return self._runs
-                return table.version, _latest(table.read_all())
-
-            self._runs = table.run(look)
+            if not self._is_fresh("runs"):
+                version, rows = self._tables.runs(self._runs[0])
+                if version != self._runs[0]:
+                    self._runs = (version, _latest(rows))
             return self._runs[1]
 
     def failures(self) -> dict[tuple[str, int], SetAside]:
         """Partitions whose last passes failed, with when they are tried again."""
         with self._lock:
-            ledger = self._opened()
-            if ledger is None or self._is_fresh("failures"):
-                return self._failures[1]
-            version = ledger.runs_table.run(lambda: ledger.runs_table.version)
-            if version != self._failures[0]:
-                self._failures = (version, failures_of(self._store, ledger))
+            if not self._is_fresh("failures"):
+                versions = self._tables.versions()
+                if versions != self._failures[0]:
+                    self._failures = (versions, self._maintenance.failures())
             return self._failures[1]
 
-    def counts(self) -> dict[tuple[str, int], dict[int, Counted]]:
+    def counts(self) -> Counts:
         """What compaction counted in segments. Those of a partition are the same object until they change."""
         with self._lock:
-            ledger = self._opened()
-            if ledger is None or self._is_fresh("counts"):
-                return self._counts[1]
-            table = ledger.segments_table
-            if table.run(lambda: table.version) != self._counts[0]:
-                known = self._counts[1]
-                version, found = read_counts(ledger)
-                same = {key: known[key] if known.get(key) == counts else counts for key, counts in found.items()}
-                self._counts = (version, same)
-            return self._counts[1]
+            if not self._is_fresh("counts"):
+                known, found = self._counts, self._maintenance.counts()
+                if found is not known:
+                    self._counts = {
+                        key: known[key] if known.get(key) == counts else counts for key, counts in found.items()
+                    }
+            return self._counts
 
     def commits(self) -> tuple[pa.Table, bool]:
         """The newest commits, oldest first, and whether these are all there are."""
         with self._lock:
-            ledger = self._opened()
-            if ledger is None or self._is_fresh("commits"):
-                return self._commits[1:]
-            table = ledger.commits_table
-
-            def look() -> tuple[int, pa.Table, bool]:
-                version, known, complete = self._commits
-                if table.version == version:
-                    return self._commits
-                if version < 0:
-                    found, complete = _newest_commits(ledger)
-                else:
-                    newer = table.read_newer(version, _COMMIT_COLUMNS).sort_by("version")
-                    found = pa.concat_tables([known, newer])
-                if found.num_rows > COMMITS_MAX:
-                    found, complete = found.slice(found.num_rows - COMMITS_MAX).combine_chunks(), False
-                return table.version, found, complete
-
-            self._commits = table.run(look)
-            return self._commits[1:]
-
-
-def _newest_commits(ledger: Ledger) -> tuple[pa.Table, bool]:
-    """From the newest files, until there are enough."""
-    table = ledger.commits_table
-    empty = pa.schema([COMMITS.field(name) for name in _COMMIT_COLUMNS]).empty_table()
-    found, rows = [], 0
-    files = table.files()
-    for file in reversed(files):
-        found.append(table.read(file, _COMMIT_COLUMNS).cast(empty.schema))
-        rows += found[-1].num_rows
-        if rows >= COMMITS_MAX:
-            break
-    return pa.concat_tables([empty, *found]).sort_by("version"), len(found) == len(files)
+            if not self._is_fresh("commits", _FRESH_S):
+                self._commits = self._tables.commits(self._commits, COMMITS_MAX)
+            return self._commits.rows, self._commits.complete
 
 
 def _latest(rows: pa.Table) -> Runs:

@@ -14,7 +14,7 @@ from duramen.console.formats import MessageSchemas
 from duramen.console.server import ConsoleServer
 from duramen.console.view import View
 from logstore.errors import UsageError
-from logstore.store import LogStore, directory_of
+from logstore.store import open_store
 
 TOKEN_VARIABLE = "DURAMEN_CONSOLE_TOKEN"
 _TOKEN_CHARS_MIN, _TOKEN_CHARS_MAX = 16, 512
@@ -61,7 +61,7 @@ class OpenConsole:
         names: Sequence[str] = (),
     ) -> None:
         known = MessageSchemas(schemas)
-        self._store = LogStore(directory_of(path))
+        self._store = open_store(path)
         try:
             view = View(self._store, schemas=known, actions=Actions(self._store))
             self._server = ConsoleServer(view, host, port, token=token.text, names=names)

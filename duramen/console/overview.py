@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from duramen.console.documents import STATES
 from duramen.console.figures import TopicLook, count_states
 from duramen.console.topics import store_history
 from duramen.console.view import View
-from logstore.directory.shared_clock import clock_warning
+from logstore.objects.opening import is_url
 
 _FINDINGS_MAX = 50
 #: below this share of the disk, or of what the largest pass needs, it is worth a word
@@ -33,7 +32,7 @@ def store(view: View) -> dict[str, Any]:
     now_ms = view.now_ms
     activities = read_activities(view.store, now_ms=now_ms)
     space = _space(view, looks)
-    daemon = _daemon(activities)
+    daemon = _daemon(activities) | {"told": view.maintenance.activity_folder is not None}
     findings = list(_findings(view, looks, daemon, space))
     severities = {each["severity"] for each in findings}
     return {
@@ -42,7 +41,7 @@ def store(view: View) -> dict[str, Any]:
         "version": __version__,
         "store": {
             "path": view.store.path.encode("utf-8", "backslashreplace").decode(),
-            "kind": "directory",
+            "kind": "bucket" if is_url(view.store.path) else "directory",
             "read_only": view.store.is_read_only,
             "id": None,
             "origin": origin_document(view.store),
@@ -67,15 +66,9 @@ def _stamp(view: View, activities: list[dict[str, Any]]) -> str:
 
 
 def _space(view: View, looks: list[TopicLook]) -> dict[str, Any]:
-    total_bytes = None
-    try:
-        found = os.statvfs(view.store.layout.logs)
-        total_bytes = found.f_blocks * found.f_frsize
-    except OSError:
-        pass
     return {
-        "free_bytes": view.store.free_bytes(),
-        "total_bytes": total_bytes,
+        "free_bytes": view.maintenance.free_bytes(),
+        "total_bytes": view.maintenance.total_bytes(),
         "log_bytes": sum(each.size_bytes for look in looks for each in look.readable()),
     }
 
@@ -147,7 +140,7 @@ def _findings(view: View, looks: list[TopicLook], daemon: dict[str, Any], space:
     free, total = space["free_bytes"], space["total_bytes"]
     if free is not None and total and free < total * _FREE_SHARE_MIN:
         yield _finding("warning", f"only {free} bytes are free", None, "Compaction needs room beside what is there.")
-    if doubt := clock_warning(view.store.clock):
+    if doubt := view.maintenance.clock_doubt():
         yield _finding("warning", doubt, None, None)
 
 

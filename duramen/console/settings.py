@@ -14,6 +14,6 @@ def settings(view: View, *, topic: str | None = None) -> dict[str, Any]:
     resolved = {**store.topic_settings(found), **store.broker_settings()}
     return {
         "topic": topic,
-        "store_file": store.layout.settings.encode("utf-8", "backslashreplace").decode(),
+        "store_file": store.settings_file.encode("utf-8", "backslashreplace").decode(),
         "settings": [setting_document(each) for each in resolved.values()],
     }

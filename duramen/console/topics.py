@@ -13,6 +13,7 @@ from duramen.console.view import View
 from duramen.console.why import why
 from logstore.directory.history import DAYS, MINUTES, QUARTERS, Sample, Tier, read_samples
 from logstore.errors import UnknownTopic
+from logstore.files import OS_FILES
 from logstore.setting import format_value
 
 #: a strip with more segments than that has neighbours taken together
@@ -114,8 +115,10 @@ def _growth(view: View, topic_id: str) -> list[dict[str, int]]:
 
 
 def _samples(view: View, topic_id: str | None, tier: Tier) -> list[dict[str, int]]:
-    path = view.store.layout.history(topic_id)
-    found = read_samples(view.store.fs, path, topic_id or WHOLE, tier, now_ms=view.now_ms)
+    path = view.maintenance.history_path(topic_id)
+    if path is None:
+        return []
+    found = read_samples(OS_FILES, path, topic_id or WHOLE, tier, now_ms=view.now_ms)
     return [_point(each) for each in found]
 
 
@@ -220,11 +223,12 @@ def _strip(view: View, look: TopicLook, number: int, figures: PartitionFigures) 
     """The segments, from one look at the list: their sizes add up to the log's."""
     store, topic = view.store, look.topic
     assert topic is not None
-    state = store.partition_state(topic, number)
+    listed = store.look(topic, number)
+    state = listed.state
     found, compacted = figures.plan.cleanable, figures.plan.compacted
     sections = sections_of(state, found, compacted=compacted)
     counts = counted_in(state, view.ledger.counts().get((topic.id, number), {}), figures.log_end_offset)
-    active_bytes = store.active_bytes(topic, number, state) or 0 if state.segments else 0
+    active_bytes = listed.active_bytes()
     segments: list[dict[str, Any]] = []
     for at, entry in enumerate(state.segments):
         last = at + 1 == len(state.segments)
@@ -255,7 +259,7 @@ def _strip(view: View, look: TopicLook, number: int, figures: PartitionFigures) 
         "uncleanable_bytes": by_section[Section.UNCLEANABLE] + by_section[Section.ACTIVE],
         "log_start_offset": state.log_start_offset,
         "log_end_offset": figures.log_end_offset,
-        "last_stable_offset": store.ends(topic).last_stable_offsets[number],
+        "last_stable_offset": listed.last_stable_offset,
         "first_dirty_offset": found.first_dirty_offset,
         "first_uncleanable_offset": found.first_uncleanable_offset,
         "records": sum(records for records, _ in counts),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from duramen.console.figures import Figures
 from duramen.console.ledger_view import LedgerView
+from duramen.console.problems import Refused
+from logstore.compaction.maintenance import MaintainedStore
 from logstore.store import LogStore
 
 if TYPE_CHECKING:
@@ -16,14 +18,21 @@ if TYPE_CHECKING:
 class View:
     """One store as the console sees it. For any number of threads; nothing here changes the store."""
 
-    def __init__(self, store: LogStore, *, schemas: MessageSchemas, actions: Actions | None = None) -> None:
+    def __init__(self, store: MaintainedStore, *, schemas: MessageSchemas, actions: Actions | None = None) -> None:
         self.store = store
         self.schemas = schemas
         #: None in a report
         self.actions = actions
-        self.ledger = LedgerView(store)
-        self.figures = Figures(store, self.ledger)
+        self.maintenance = store.maintenance()
+        self.ledger = LedgerView(self.maintenance)
+        self.figures = Figures(store, self.maintenance.fresh_s, self.ledger)
 
     @property
     def now_ms(self) -> int:
         return self.store.clock.now_ms()
+
+    def directory(self) -> LogStore:
+        """The store, for what looks into files. Raises Refused for one in a bucket."""
+        if not isinstance(self.store, LogStore):
+            raise Refused(422, "NotInABucket", "this looks into the files of a directory; the store is in a bucket")
+        return self.store

@@ -91,7 +91,7 @@ class BucketArrivals:
     def place(self, topic: Topic, number: int, moved: Moved) -> tuple[str, ...]:
         """Put the partition's objects, and its manifest."""
         directory = os.path.join(self._partition_folder(topic, number), "log")
-        manifest = self._manifest(topic, number, moved, directory)
+        manifest = manifest_of(self.store, topic, number, moved, directory)
         if manifest is not None:
             self.store.manifests.change(topic.id, number, lambda seen, _, nonce: manifest if seen is None else None)
         self._ends[topic.id][number] = moved.high_watermark
@@ -100,48 +100,6 @@ class BucketArrivals:
         kept = tuple(self._keep_aside(topic, number, path) for path in moved.aside if os.path.isfile(path))
         remove_tree(self.fs, self._partition_folder(topic, number))
         return kept
-
-    def _manifest(self, topic: Topic, number: int, moved: Moved, directory: str) -> Manifest | None:
-        state, end = moved.state, moved.high_watermark
-        entries = [each for each in state.segments if each.base_offset < end]
-        if not entries and not end:
-            return None
-        segments = []
-        for at, entry in enumerate(entries):
-            following = entries[at + 1].base_offset if at + 1 < len(entries) else end
-            local = LocalSegment(self.fs, directory, entry.base_offset)
-            key = segment_key(topic.id, number, entry.base_offset, new_nonce())
-            segment = measured(local, Segment(key, entry.base_offset, following), self.store.limits)
-            segments.append(put_segment(self.store.objects, local, segment))
-        epochs = LeaderEpochs(self.fs, os.path.join(directory, LEADER_EPOCH_CHECKPOINT)).entries
-        return Manifest(
-            generation=1,
-            nonce=new_nonce(),
-            sealed_offset=end,
-            segments=tuple(segments),
-            log_start_offset=state.log_start_offset,
-            first_dirty_offset=min(state.first_dirty_offset, end),
-            dropped_tombstones=state.dropped_tombstones,
-            next_horizon_ms=state.next_horizon_ms,
-            producer_snapshot=self._producer_snapshot(directory, end),
-            leader_epochs=tuple((each.epoch, each.start_offset) for each in epochs),
-            oldest_value_ms=state.oldest_value_ms,
-            wanted_codec_id=state.wanted_codec_id,
-            oldest_other_codec_ms=state.oldest_other_codec_ms,
-            unstable_offset=moved.last_stable_offset if moved.last_stable_offset < end else None,
-            transactions=state.transactions,
-            clean_part_plain=state.clean_part_plain,
-            thinned_offset=state.thinned_offset,
-            thinned_base_offset=state.thinned_base_offset,
-            losses=state.losses,
-        )
-
-    def _producer_snapshot(self, directory: str, end: int) -> bytes:
-        path = os.path.join(directory, file_name(end, FileKind.SNAPSHOT))
-        if not self.fs.exists(path):
-            return b""
-        data = read_whole(self.fs, path, limit=self.store.limits.side_file_bytes)
-        return data if decode_snapshot(data, file=path) else b""
 
     def _keep_aside(self, topic: Topic, number: int, path: str) -> str:
         key = quarantine_key(topic.id, number, 0, new_nonce())
@@ -180,6 +138,51 @@ class BucketArrivals:
             definition=topic,
             transactions=Transactions(unstable) if unstable else None,
         )
+
+
+def manifest_of(store: BucketStore, topic: Topic, number: int, moved: Moved, directory: str) -> Manifest | None:
+    """Put the segments of a folder; the manifest that names them. None: there is nothing to say."""
+    state, end = moved.state, moved.high_watermark
+    entries = [each for each in state.segments if each.base_offset < end]
+    if not entries and not end:
+        return None
+    segments = []
+    for at, entry in enumerate(entries):
+        following = entries[at + 1].base_offset if at + 1 < len(entries) else end
+        local = LocalSegment(OS_FILES, directory, entry.base_offset)
+        key = segment_key(topic.id, number, entry.base_offset, new_nonce())
+        segment = measured(local, Segment(key, entry.base_offset, following), store.limits)
+        segments.append(put_segment(store.objects, local, segment))
+    epochs = LeaderEpochs(OS_FILES, os.path.join(directory, LEADER_EPOCH_CHECKPOINT)).entries
+    return Manifest(
+        generation=1,
+        nonce=new_nonce(),
+        sealed_offset=end,
+        segments=tuple(segments),
+        log_start_offset=state.log_start_offset,
+        first_dirty_offset=min(state.first_dirty_offset, end),
+        dropped_tombstones=state.dropped_tombstones,
+        next_horizon_ms=state.next_horizon_ms,
+        producer_snapshot=_producer_snapshot(store, directory, end),
+        leader_epochs=tuple((each.epoch, each.start_offset) for each in epochs),
+        oldest_value_ms=state.oldest_value_ms,
+        wanted_codec_id=state.wanted_codec_id,
+        oldest_other_codec_ms=state.oldest_other_codec_ms,
+        unstable_offset=moved.last_stable_offset if moved.last_stable_offset < end else None,
+        transactions=state.transactions,
+        clean_part_plain=state.clean_part_plain,
+        thinned_offset=state.thinned_offset,
+        thinned_base_offset=state.thinned_base_offset,
+        losses=state.losses,
+    )
+
+
+def _producer_snapshot(store: BucketStore, directory: str, end: int) -> bytes:
+    path = os.path.join(directory, file_name(end, FileKind.SNAPSHOT))
+    if not OS_FILES.exists(path):
+        return b""
+    data = read_whole(OS_FILES, path, limit=store.limits.side_file_bytes)
+    return data if decode_snapshot(data, file=path) else b""
 
 
 def sweep_arrivals(store: BucketStore, *, now_ms: int, orphan_ms: int, fence: Callable[[], None]) -> list[str]:

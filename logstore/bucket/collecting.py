@@ -8,12 +8,13 @@ run finds the same names and goes on.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.arriving import sweep_arrivals
-from logstore.bucket.commit_file import Entry
+from logstore.bucket.commit_file import LOG, Entry, commit_key
 from logstore.bucket.freeing import (
     GRACE_MS,
     ORPHAN_MS,
@@ -28,12 +29,12 @@ from logstore.bucket.freeing import (
     sealed_sequence,
 )
 from logstore.bucket.judging import check_clock
-from logstore.bucket.keys import floor_key, new_nonce
+from logstore.bucket.keys import LOG_FLOOR, floor_key, new_nonce
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.pins import read_pins
 from logstore.bucket.replacing import collected, fence_partition
-from logstore.bucket.rows import Kind, LedgerView, PlanRef, TopicRow
+from logstore.bucket.rows import Kind, LedgerView, PlanRef
 from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.errors import CommitConflict, ObjectChanged, ObjectExists, ObjectMissing, SegmentsChanged
 from logstore.objects.objects import Version
@@ -68,6 +69,8 @@ class Collector:
         self._objects = store.objects
         self._ages = ages or Ages()
         self._ahead_ms = _server_ahead_ms(store)
+        #: of topics that `free` looked at: up to where all their manifests have them sealed
+        self._sealed: dict[str, int] = {}
         self.manifests = Manifests(store.objects, self.now_ms, limits=store.limits)
 
     def now_ms(self) -> int:
@@ -102,9 +105,11 @@ class Collector:
     # --- level 0 ------------------------------------------------------------------------------------------------
 
     def floors(self) -> dict[str, Floor]:
-        """The floors of all topics that the ledger has rows of."""
-        topics = {row.topic_id for row in self._store.ledger.view.rows if row.topic_id}
-        found = {topic_id: self._floor(topic_id)[0] for topic_id in topics}
+        """The floors of all topics with something left, by the ledger."""
+        rows = self._store.ledger.view.rows
+        topics = {row.topic_id for row in rows if row.end_offsets}
+        topics |= {topic_id for row in rows if row.plan is not None for topic_id, _ in row.plan.topics}
+        found = {topic_id: self._floor(floor_key(topic_id))[0] for topic_id in topics}
         return {topic_id: floor for topic_id, floor in found.items() if floor is not None}
 
     def free(self, topic_id: str, manifests: Sequence[Manifest | None] | None = None) -> int:
@@ -122,35 +127,60 @@ class Collector:
         now_ms = self.now_ms()
         pins = read_pins(self._objects, now_ms)
         sealed = rows[-1].sequence if is_ended else sealed_sequence(rows, manifests)
+        if not is_ended or all(each is not None and each.ended and not each.garbage for each in manifests):
+            self._sealed[topic_id] = sealed
         grace_ms = self._ages.grace_ms
 
         def rise(floor: Floor | None, nonce: str) -> Floor | None:
             return raise_floor(floor, sealed, now_ms=now_ms, pins=pins, nonce=nonce, grace_ms=grace_ms)
 
-        floor = self._change_floor(topic_id, rise)
+        floor = self._change_floor(floor_key(topic_id), rise)
         if floor.freed <= floor.cleared:
             return 0
-        return self._clear(topic_id, rows, floor)
+        return self._clear(topic_id, floor)
 
-    def _clear(self, topic_id: str, rows: Sequence[TopicRow], floor: Floor) -> int:
+    def _clear(self, topic_id: str, floor: Floor) -> int:
         """Files go before their plan, and both before the floor says so. The floors were read after our own rose."""
+        rows = [row for row in self._store.ledger.view.rows if row.topic_id == topic_id]
         # An ended topic frees by its floor like any other: its readers have their grace too.
         plans = free_plans(rows, floor, self.floors(), ended=())
         for plan in plans:
             self._delete(self._files_of(plan))
             self._delete([plan.key])
-        through = floor.freed
+        self._cleared(floor_key(topic_id), floor.freed)
+        return len(plans)
+
+    def _cleared(self, key: str, through: int) -> None:
         self._change_floor(
-            topic_id,
+            key,
             lambda seen, nonce: (
                 None if seen is None or seen.cleared >= through else cleared_floor(seen, through, nonce=nonce)
             ),
         )
-        return len(plans)
+
+    # --- the ledger itself --------------------------------------------------------------------------------------
 
     def prune(self) -> int:
-        """Let the ledger forget rows whose objects are gone."""
-        return self._store.ledger.prune(self.floors())
+        """Let the ledger forget rows whose objects are gone, and offsets that `free` found sealed; returns how many."""
+        return self._store.ledger.prune(self.floors(), self._sealed)
+
+    def clean_log(self) -> int:
+        """Delete commit files a day after a summary had them all; returns how many.
+
+        Whoever begins, begins behind the summary, and who has not looked for an hour begins anew.
+        """
+        summarized = self._store.ledger.summarized()
+        now_ms = self.now_ms()
+
+        def rise(floor: Floor | None, nonce: str) -> Floor | None:
+            return raise_floor(floor, summarized, now_ms=now_ms, pins=(), nonce=nonce)
+
+        floor = self._change_floor(LOG_FLOOR, rise)
+        # The last one that the summary has stays: a log is never empty.
+        self._delete([commit_key(version) for version in range(floor.cleared, floor.freed)])
+        if floor.freed > floor.cleared:
+            self._cleared(LOG_FLOOR, floor.freed)
+        return floor.freed - floor.cleared
 
     def _files_of(self, plan: PlanRef) -> list[str]:
         """None where the plan is gone: its files went before it."""
@@ -159,19 +189,17 @@ class Collector:
         except ObjectMissing:
             return []
 
-    def _floor(self, topic_id: str) -> tuple[Floor | None, Version | None]:
-        key = floor_key(topic_id)
+    def _floor(self, key: str) -> tuple[Floor | None, Version | None]:
         try:
             data, version = self._objects.get(key)
         except ObjectMissing:
             return None, None
         return decode_floor(data, key), version
 
-    def _change_floor(self, topic_id: str, change: FloorChange) -> Floor:
+    def _change_floor(self, key: str, change: FloorChange) -> Floor:
         """The floor that is in force then; one that does not change is not written."""
-        key = floor_key(topic_id)
         for _ in range(_TRIES_MAX):
-            floor, version = self._floor(topic_id)
+            floor, version = self._floor(key)
             following = change(floor, new_nonce())
             if following is None:
                 return floor or Floor()
@@ -196,6 +224,7 @@ class Collector:
 
         List; fence the ledger and each manifest that could name a candidate; read all names again; delete.
         """
+        self._delete(self._stray_commits())
         now_ms = self.now_ms()
         listed = (head for prefix in _SWEPT for head in self._objects.list(prefix))
         candidates = orphan_candidates(listed, now_ms=now_ms, orphan_ms=self._ages.orphan_ms)
@@ -216,6 +245,12 @@ class Collector:
         gone = list(orphans(candidates, names))
         self._delete(gone)
         return gone
+
+    def _stray_commits(self) -> list[str]:
+        """Commit files that landed after their version was deleted: nobody asks for them."""
+        floor, _ = self._floor(LOG_FLOOR)
+        first = commit_key(floor.cleared if floor else 0)
+        return [head.key for head in itertools.takewhile(lambda head: head.key < first, self._objects.list(LOG))]
 
     def _named_files(self, plan: PlanRef) -> list[str]:
         """Of a plan that is not free; that it is gone is damage, and nothing may be swept then."""

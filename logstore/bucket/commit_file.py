@@ -17,13 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.bucket.rows import NO_TOPIC, Aborted, Kind, LedgerView, PlanRef, TopicRow, Transactions
 from logstore.directory.sealed import seal, unseal
 from logstore.errors import AppendTooLarge, CorruptState, LedgerError
 from logstore.ledger.ledger import APP, COUNTED, TOPIC
-from logstore.ledger.rows import COMMITS
+from logstore.ledger.rows import COMMITS, CommitRow
 from logstore.limits import INT64_MAX, Limits
 from logstore.objects.objects import check_key
 from logstore.topics.registry import topic_document, topic_from
@@ -33,6 +35,7 @@ LOG = "ledger/commits/_delta_log"
 SUMMARY = "ledger/summary"
 #: `name:NAME` changes whenever a topic of that name comes or goes, `sweep` with each fence of a sweep
 NAME, SWEEP = "name:", "sweep"
+_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def encode_commit(entry: Entry, seen: LedgerView | None, *, now_ms: int, limits:
         "nonce": entry.nonce,
         "ledger_version": version,
         "sweep": entry.is_sweep,
-        "rows": [_row_document(row, None) for row in entry.rows],
+        "rows": [_row_document(row, None, _more(row)) for row in entry.rows],
         "details": dict(entry.details),
     }
     sealed = seal(document, version=VERSION).decode()
@@ -99,7 +102,8 @@ def encode_summary(view: LedgerView, nonce: str, *, limits: Limits) -> bytes:
     known: dict[str, tuple[int, ...]] = {}
     rows = []
     for row in view.rows:
-        rows.append(_row_document(row, known.get(row.topic_id)))
+        more = np.array(row.end_offsets, dtype=np.int64) - np.array(row.base_offsets, dtype=np.int64)
+        rows.append(_row_document(row, known.get(row.topic_id), _packed(more)))
         known[row.topic_id] = row.end_offsets
     document = {
         "rows": rows,
@@ -141,10 +145,52 @@ def decode_summary(data: bytes, *, limits: Limits) -> LedgerView:
         raise LedgerError(f"a malformed summary: {error}", file=SUMMARY) from None
 
 
+def commit_rows(entry: Entry, version: int, view: LedgerView) -> list[CommitRow]:
+    """What a commit says of batches, as the ledger of a directory has it; `view` is of that version or newer."""
+    details = entry.details
+    timings, sizes = details.get("timings_ms"), details.get("bytes")
+    workers, dead_letters = details.get("workers"), details.get("dead_letters")
+    found = []
+    for row in entry.rows:
+        if row.kind not in (Kind.BATCH, Kind.EMPTY):
+            continue
+        topic = view.definitions.get(row.topic_id)
+        found.append(
+            CommitRow(
+                version=version,
+                topic_id=row.topic_id,
+                topic="" if topic is None else topic.name,
+                sequence=row.sequence,
+                plan_id=str(details.get("plan_id")),
+                app_id=row.app_id,
+                batch_id=row.batch_id,
+                query_id=row.query_id,
+                base_offsets=row.base_offsets,
+                end_offsets=row.end_offsets,
+                records=sum(row.end_offsets) - sum(row.base_offsets),
+                size_bytes=_whole(sizes.get(row.topic_id)) if isinstance(sizes, dict) else 0,
+                dead_letters=_whole(dead_letters),
+                timings_ms={str(step): _whole(spent) for step, spent in timings.items()}
+                if isinstance(timings, dict)
+                else {},
+                workers=tuple(map(str, workers)) if isinstance(workers, list) else (),
+                void=False,
+                committed_ms=row.clock_ms,
+                engine=str(details.get("engine")),
+            )
+        )
+    return found
+
+
+def _whole(value: object) -> int:
+    """For what is only shown."""
+    return value if type(value) is int else 0
+
+
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _row_document(row: TopicRow, known: Sequence[int] | None) -> dict[str, object]:
+def _row_document(row: TopicRow, known: Sequence[int] | None, more: object) -> dict[str, object]:
     """Ends as what they have more than bases; bases are left out where they are `known`."""
     document: dict[str, object] = {
         "topic": row.topic_id,
@@ -152,7 +198,7 @@ def _row_document(row: TopicRow, known: Sequence[int] | None) -> dict[str, objec
         "kind": row.kind.value,
         "config": row.config_version,
         "clock": row.clock_ms,
-        "more": [end - base for base, end in zip(row.base_offsets, row.end_offsets, strict=True)],
+        "more": more,
     }
     if row.base_offsets != known:
         document["base"] = list(row.base_offsets)
@@ -172,7 +218,8 @@ def _row(document: object, known: dict[str, tuple[int, ...]]) -> TopicRow:
     if not isinstance(document, dict):
         raise ValueError("a row is not an object")
     topic_id = _text(document["topic"])
-    more = [_number(each) for each in _list(document["more"])]
+    packed = document["more"]
+    more = _unpacked(packed) if isinstance(packed, str) else [_number(each) for each in _list(packed)]
     bases = known[topic_id] if "base" not in document else tuple(_number(each) for each in _list(document["base"]))
     # One object where nothing came: rows of many partitions share most of what they have.
     ends = tuple(base + each for base, each in zip(bases, more, strict=True)) if any(more) else bases
@@ -193,6 +240,25 @@ def _row(document: object, known: dict[str, tuple[int, ...]]) -> TopicRow:
         topic_from(document["definition"], file="definition") if "definition" in document else None,
         _transactions_of(document["transactions"], len(ends)) if "transactions" in document else None,
     )
+
+
+def _more(row: TopicRow) -> list[int]:
+    return [end - base for base, end in zip(row.base_offsets, row.end_offsets, strict=True)]
+
+
+def _packed(numbers: npt.NDArray[np.int64]) -> str:
+    """A summary has a great many rows, and a row a number for each partition: as bytes, the first is their size."""
+    size = next(size for size in _SIZES if not len(numbers) or numbers.max() < 1 << 8 * size)
+    return f"{size}{base64.b64encode(numbers.astype(f'<u{size}').tobytes()).decode()}"
+
+
+def _unpacked(text: str) -> list[int]:
+    if text[:1] not in {str(size) for size in _SIZES}:
+        raise ValueError("numbers of no size")
+    found: list[int] = np.frombuffer(base64.b64decode(text[1:], validate=True), dtype=f"<u{text[0]}").tolist()
+    if found and max(found) > INT64_MAX:
+        raise ValueError("a number that is none")
+    return found
 
 
 def _transactions_of(value: object, partitions: int) -> Transactions:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from logstore.bucket.commit_file import Entry
+from logstore.bucket.commit_file import Entry, commit_rows
 from logstore.bucket.elapsed import Elapsed
-from logstore.bucket.freeing import check_age
+from logstore.bucket.freeing import GRACE_MS, check_age
 from logstore.bucket.inline_seal import seal_long_tails
 from logstore.bucket.judging import Attempt, Verdict, is_next_or_replay, is_settled, judge, plan_clock
 from logstore.bucket.keys import new_nonce, plan_key, staged_key
@@ -31,15 +31,17 @@ from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed, Ending, target_of
 from logstore.commit.deciding import plan_of
 from logstore.commit.plan import Plan, TopicPlan
+from logstore.commit.staged_output import Filled
 from logstore.commit.staging import StagedFile, TopicTarget
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
     DuramenError,
+    MissingBatches,
     TopicChanged,
     UnknownTopic,
 )
-from logstore.ledger.rows import AppProgress
+from logstore.ledger.rows import AppProgress, CommitRow
 from logstore.objects.objects import Objects
 from logstore.topics.registry import Topic
 
@@ -49,15 +51,17 @@ if TYPE_CHECKING:
 _CONFLICTS_MAX = 60
 _UNKNOWN_MAX = 3
 _WAIT_S, _WAIT_S_MAX = 0.005, 1.0
+#: behind a lost answer: the ledger keeps a row for twice as long at least, so one that is not there was not committed
+_REMEMBERED_MS = GRACE_MS // 2
 
 
 class ObjectBatch:
     """Implements `driver.Batch`: the names of a batch's staged objects. What is not committed is swept one day."""
 
-    def __init__(self, objects: Objects, plan_id: str | None = None) -> None:
-        self.plan_id = plan_id or new_nonce()
+    def __init__(self, objects: Objects, filled: Filled | None = None) -> None:
+        self.plan_id = new_nonce() if filled is None else filled.plan_id
         #: since before the first name was made
-        self.elapsed = Elapsed()
+        self.elapsed = Elapsed() if filled is None else Elapsed.since(filled.since_ms)
         self._objects = objects
 
     def output(self, task: int = 0) -> ObjectOutput:
@@ -79,6 +83,9 @@ class ObjectOutputs:
 
     def check(self) -> None:
         """A process that cannot reach the bucket is told so by its first request."""
+
+    def of(self, plan_id: str) -> ObjectOutputs:
+        return replace(self, plan_id=plan_id)
 
     def open(self, task: int) -> tuple[ObjectOutput, int]:
         return ObjectOutput(self.objects, staged_key(self.plan_id, task, new_nonce())), time.time_ns() // 1_000_000
@@ -105,14 +112,29 @@ class BucketCommitter:
     def last_batch(self, app_id: str) -> AppProgress | None:
         return self._ledger.refresh().app(app_id)
 
+    def batches_of(self, app_id: str, count: int) -> list[CommitRow]:
+        view, found = self._ledger.refresh(), []
+        for version, entry in self._ledger.newest_entries():
+            found += [row for row in reversed(commit_rows(entry, version, view)) if row.app_id == app_id]
+            if len(found) >= count:
+                break
+        return found[:count][::-1]
+
     def check_replay(self, app: AppBatch) -> bool:
-        return is_next_or_replay(self._ledger.refresh(), app)
+        try:
+            return is_next_or_replay(self._ledger.refresh(), app)
+        except MissingBatches as error:
+            origin = self.store.origin()
+            raise error if origin is None else error.with_hint(origin.explained(error.hint)) from None
 
     def finish_replay(self, app: AppBatch) -> None:
         """What is committed is visible."""
 
-    def begin(self, plan_id: str | None = None) -> ObjectBatch:
-        return ObjectBatch(self.store.objects, plan_id)
+    def begin(self, filled: Filled | None = None) -> ObjectBatch:
+        return ObjectBatch(self.store.objects, filled)
+
+    def outputs(self, plan_id: str) -> ObjectOutputs:
+        return ObjectOutputs(self.store.objects, plan_id)
 
     def discard(self, plan_id: str) -> None:
         """Only a sweep deletes: whether a commit may still name the objects is not known here."""
@@ -145,6 +167,7 @@ class BucketCommitter:
             return Committed(staging.plan_id)
         versions = {topic_id: targets[topic_id].config_version for topic_id in written}
         details = {
+            "plan_id": staging.plan_id,
             "timings_ms": dict(timings_ms or {}),
             "engine": engine,
             "workers": sorted({file.host for file in files}),
@@ -177,6 +200,8 @@ class _Decision:
         self._ending = ending
         #: versions for which a commit was sent and not answered
         self._tried: list[int] = []
+        #: since the first of them
+        self._in_doubt: Elapsed | None = None
         #: plans of attempts, by their key; of an empty batch the key is empty
         self._plans: dict[str, Plan] = {}
         self._unknown = 0
@@ -206,14 +231,16 @@ class _Decision:
 
     def _told(self, error: DuramenError) -> DuramenError:
         """The error to raise: one that says no may only be raised when no attempt can land any more."""
+        no = "The batch is not committed" + (f". {error.hint}" if error.hint else "")
         if not self._tried:
-            return error
+            return error.with_hint(no)
         try:
             view = self._ledger.refresh()
         except DuramenError:
             view = None
-        if view is not None and is_settled(view, self._tried) and self._found(view) is None:
-            return error
+        is_remembered = self._in_doubt is None or self._in_doubt.ms() < _REMEMBERED_MS
+        if view is not None and is_remembered and is_settled(view, self._tried) and self._found(view) is None:
+            return error.with_hint(no)
         return CommitUnknown(
             f"the batch may be committed, or be committed later: {error.what}",
             file=error.file,
@@ -233,13 +260,19 @@ class _Decision:
             return Committed(self._staging.plan_id, replayed=True)
         if verdict is Verdict.ENCODE_AGAIN:
             raise TopicChanged("a topic was altered while its batch was encoded", hint="The batch is encoded again")
+        if self._in_doubt is not None and self._in_doubt.ms() >= _REMEMBERED_MS:
+            raise CommitUnknown("an attempt was not answered, and the ledger may have forgotten it since")
         check_age(self._staging.elapsed.ms())
         rows = self._rows(view)
-        entry = Entry(rows, new_nonce(), details=self._details)
+        plan = self._plans["" if rows[0].plan is None else rows[0].plan.key]
+        sizes = {topic.topic_id: topic.bytes for topic in plan.topics}
+        entry = Entry(rows, new_nonce(), details={**self._details, "bytes": sizes})
+        sent = Elapsed()
         try:
             self._ledger.commit(view, entry)
         except CommitUnknown:
             self._tried.append(view.version + 1)
+            self._in_doubt = self._in_doubt or sent
             raise
         return self._committed("" if rows[0].plan is None else rows[0].plan.key)
 

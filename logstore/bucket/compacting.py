@@ -18,10 +18,10 @@ from logstore.bucket.freeing import check_age
 from logstore.bucket.keys import new_nonce, segment_key
 from logstore.bucket.manifest import Segment
 from logstore.bucket.producers import Producers
-from logstore.bucket.reader import Looked, PartitionSource
+from logstore.bucket.reader import Looked, PartitionSource, aborted_by
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
 from logstore.bucket.sealing import MaintenanceEnvironment
-from logstore.bucket.segment_object import LocalSegment, fetch_segments, put_segment
+from logstore.bucket.segment_object import LocalSegment, fetch_segments, part_spans, put_segment
 from logstore.cleaner.cleaner import run_pass
 from logstore.cleaner.engine import Engine
 from logstore.cleaner.transactions import find_transactions
@@ -29,9 +29,11 @@ from logstore.cleaner.work import Cleaned, PassReport, PassWork
 from logstore.compaction.segment_counts import counts_of_group
 from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.errors import DamagedLog, DiskFull, ObjectMissing, SegmentsChanged, is_disk_full
-from logstore.files import OS_FILES, FileSystem
+from logstore.files import OS_FILES, FileSystem, replace_file
 from logstore.ledger.rows import RunRow
 from logstore.objects.objects import Objects
+from logstore.segment.names import FileKind, file_name
+from logstore.segment.txn_index import encode_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class FetchedPass:
     segments: tuple[Segment, ...]
     state: PartitionState
     work: PassWork
+    #: of segments that are not cleaned, by base: entries of their transaction indexes. They tell which of the records
+    #: in front of them were aborted, as do markers in the tail.
+    aborted: Mapping[int, bytes] = field(default_factory=dict)
 
     def done_by(
         self,
@@ -79,6 +84,9 @@ class FetchedPass:
         for each in (directory, run):
             fs.mkdir(each)
         fetch_segments(self.objects, self.segments, fs, directory)
+        for base, entries in self.aborted.items():
+            for kind, data in ((FileKind.LOG, b""), (FileKind.TXN_INDEX, entries)):
+                replace_file(fs, os.path.join(directory, file_name(base, kind)), data, durable=False)
         write_state(fs, state_path, self.state)
         work = replace(self.work, directory=directory)
         if work.has_transactions and in_parallel:
@@ -176,7 +184,20 @@ class PartitionAtHand:
             segments,
             self.looked.state(),
             replace(work, last_records=producers.last_records(work.now_ms)),
+            self._aborted(work),
         )
+
+    def _aborted(self, work: PassWork) -> dict[int, bytes]:
+        if not work.has_transactions:
+            return {}
+        view = self.looked.view
+        ended = [aborted for row in view.tail for aborted in aborted_by(row, self.source.number)]
+        found = {view.sealed_offset: b"".join(map(encode_entry, ended))}
+        for segment in view.segments:
+            if segment.base_offset >= work.first_uncleanable_offset:
+                spans = [part_spans(segment)[FileKind.TXN_INDEX]]
+                found[segment.base_offset] = bytes(self.environment.objects.ranges(segment.key, spans)[0])
+        return found
 
     def finished(self, copy: CleanedCopy, run: RunRow) -> None:
         """Make the pass part of the manifest. Raises SegmentsChanged when others replaced what it read."""
@@ -207,7 +228,8 @@ class PartitionAtHand:
     def gone(self, error: ObjectMissing) -> SegmentsChanged | DamagedLog:
         """What it means that a source is gone: others replaced it, or the log is damaged."""
         manifest = self.source.manifest()
-        if manifest is not None and error.file in {segment.key for segment in manifest.segments}:
+        listed = {segment.key for segment in manifest.segments} if manifest else set()
+        if listed.issuperset(segment.key for segment in self.looked.view.segments):
             return DamagedLog(
                 "an object that the manifest names is gone",
                 partition=self.source.partition,

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING
 from logstore.bucket.commit_file import Entry
 from logstore.bucket.judging import plan_clock
 from logstore.bucket.keys import new_nonce, topic_key
+from logstore.bucket.manifests import overwrite
 from logstore.bucket.replacing import end_partition
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
 from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
-    CorruptState,
+    DuramenError,
     ObjectChanged,
     ObjectExists,
-    ObjectMissing,
-    ObjectStoreError,
     TopicExists,
     UnknownTopic,
 )
@@ -100,7 +99,8 @@ def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Top
         return replace(_bare(newest), sequence=newest.sequence + 1, kind=Kind.ENDED, clock_ms=clock_ms)
 
     row = _commit(store, last_row)
-    end_manifests(store, row.topic_id, len(row.end_offsets))
+    with contextlib.suppress(DuramenError):  # the topic has ended; maintenance goes on with it
+        end_manifests(store, row.topic_id, len(row.end_offsets))
     project(store, topic, ended=True)
     return topic
 
@@ -120,11 +120,9 @@ def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
 
 def project(store: BucketStore, topic: Topic, *, ended: bool = False) -> None:
     """Bring `topics/NAME` up to date as far as it is older. That it fails says nothing about the topic."""
-    key = topic_key(topic.name)
-    order = store.ledger.view.version
-    document = {"ledger_version": order, "ended": ended, "topic": topic_document(topic)}
-    data = seal(document, version=_PROJECTION_VERSION)
-    with contextlib.suppress(ObjectStoreError, ObjectMissing, CorruptState):
+    key, order = topic_key(topic.name), store.ledger.view.version
+    data = _projection(store, topic, ended=ended)
+    with contextlib.suppress(DuramenError):
         try:
             store.objects.create(key, data)
             return
@@ -140,6 +138,22 @@ def _commit(store: BucketStore, row_of: Callable[[LedgerView], TopicRow]) -> Top
     return commit_rows(store, lambda view: (row_of(view),))[0]
 
 
+def _projection(store: BucketStore, topic: Topic, *, ended: bool) -> bytes:
+    document = {"ledger_version": store.ledger.view.version, "ended": ended, "topic": topic_document(topic)}
+    return seal(document, version=_PROJECTION_VERSION)
+
+
+def read_projection(store: BucketStore, name: str) -> None:
+    """Raises CorruptState, ObjectMissing."""
+    key = topic_key(name)
+    unseal(store.objects.get(key)[0], version=_PROJECTION_VERSION, file=key)
+
+
+def write_projection(store: BucketStore, topic: Topic) -> None:
+    """In the place of one that cannot be read."""
+    overwrite(store.objects, topic_key(topic.name), _projection(store, topic, ended=False))
+
+
 def commit_rows(store: BucketStore, rows_of: Callable[[LedgerView], tuple[TopicRow, ...]]) -> tuple[TopicRow, ...]:
     """Commit the rows that follow the newest view, all or none of them; returns them as they are in the ledger.
 
@@ -149,8 +163,9 @@ def commit_rows(store: BucketStore, rows_of: Callable[[LedgerView], tuple[TopicR
     unknown = 0
     for attempt in range(_CONFLICTS_MAX):
         view = store.ledger.refresh()
-        for rows in tried:  # an attempt whose answer was lost
-            if rows[0] in view.rows:
+        for rows in tried:  # an attempt whose answer was lost; its rows may be forgotten, a definition is not
+            first = rows[0]
+            if first in view.rows or (first.definition and first.definition == view.definitions.get(first.topic_id)):
                 return rows
         rows = rows_of(view)
         tried.append(rows)

@@ -21,5 +21,13 @@ class Elapsed:
         self._clocks = (boot_ms, wall_ms)
         self._began = (boot_ms(), wall_ms())
 
+    @classmethod
+    def since(cls, wall_ms: int) -> Elapsed:
+        """Of what another process began at that time by its clock; clocks of a store are at most a minute apart."""
+        elapsed = cls()
+        boot_ms, own_ms = elapsed._began
+        elapsed._began = (boot_ms - max(own_ms - wall_ms, 0), min(wall_ms, own_ms))
+        return elapsed
+
     def ms(self) -> int:
         return max(clock() - began for clock, began in zip(self._clocks, self._began, strict=True))

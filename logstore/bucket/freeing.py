@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from logstore.bucket.manifest import Garbage, Manifest
-from logstore.bucket.rows import Kind, LedgerView, PlanRef, TopicRow
+from logstore.bucket.rows import NO_TOPIC, Kind, LedgerView, PlanRef, TopicRow
 from logstore.errors import StaleObjects
 from logstore.objects.objects import Head
 
@@ -136,23 +136,32 @@ def free_plans(
     )
 
 
-def prunable(view: LedgerView, floors: Mapping[str, Floor]) -> tuple[TopicRow, ...]:
-    """Rows that the ledger may forget: not a topic's newest, not an app's newest, not above the floor."""
-    newest_topic = {row.topic_id: row for row in view.rows}
-    newest_app = {row.app_id: row for row in view.rows if row.app_id is not None}
-    return tuple(
-        row
-        for row in view.rows
-        if (row.app_id is None or newest_app[row.app_id] is not row)
-        and (
-            row.kind is Kind.EMPTY
-            or (
-                newest_topic[row.topic_id] is not row
-                and row.topic_id in floors
-                and row.sequence <= floors[row.topic_id].cleared
-            )
-        )
-    )
+def kept_rows(view: LedgerView, floors: Mapping[str, Floor], sealed: Mapping[str, int]) -> tuple[TopicRow, ...]:
+    """What the ledger must still say: a topic's newest row, an app's newest, and what is not cleared.
+
+    `sealed`: of some topics the sequence up to which every manifest that is in force has sealed them; of an ended one
+    that nothing is listed and no garbage left. Nobody asks those rows for offsets any more: whoever has an older
+    manifest looks again.
+    """
+    newest_topic = {row.topic_id: row for row in view.rows if row.topic_id != NO_TOPIC}
+    newest_app: dict[str | None, TopicRow] = {row.app_id: row for row in view.rows if row.app_id is not None}
+    kept = []
+    for row in view.rows:
+        cleared = floors[row.topic_id].cleared if row.topic_id in floors else 0
+        through = sealed.get(row.topic_id, 0)
+        if newest_topic.get(row.topic_id) is row:
+            is_over = row.kind is Kind.ENDED and row.sequence <= min(cleared, through)
+            kept.append(_without_offsets(row) if is_over else row)
+        elif row.sequence > max(cleared, through):
+            kept.append(row)
+        elif (row.plan is not None and row.sequence > cleared) or newest_app.get(row.app_id) is row:
+            kept.append(_without_offsets(replace(row, kind=Kind.SEALED) if row.kind is Kind.BATCH else row))
+    return tuple(kept)
+
+
+def _without_offsets(row: TopicRow) -> TopicRow:
+    bare = replace(row, base_offsets=(), end_offsets=(), definition=None, transactions=None)
+    return bare if row.end_offsets else row
 
 
 # --- orphans ---------------------------------------------------------------------------------------------------------

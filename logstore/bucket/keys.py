@@ -28,6 +28,8 @@ from logstore.topic import check_topic_name
 
 MANIFESTS, FLOORS, PINS, ARRIVING = "manifest", "floors", "pins", "arriving"
 STORE = "duramen.json"
+#: how far the ledger's commit files are summarized, and deleted
+LOG_FLOOR = "ledger/floor"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 

@@ -81,6 +81,8 @@ class Maintained:
     garbage: int = 0
     plans: int = 0
     pruned: int = 0
+    #: commit files of the ledger
+    commits: int = 0
     swept: list[str] = field(default_factory=list)
     failed: list[tuple[str, DuramenError]] = field(default_factory=list)
 
@@ -249,7 +251,7 @@ class _Run:
     def clean_up(self, topics: Sequence[Topic]) -> None:
         """What lies beside the partitions; topics that have ended included."""
         rows = {row.topic_id: row for row in self.store.ledger.refresh().rows if row.topic_id}
-        ended = [row for row in rows.values() if row.kind is Kind.ENDED]
+        ended = [row for row in rows.values() if row.kind is Kind.ENDED and row.end_offsets]  # with something left
         for row in ended:
             self._try(row.topic_id, lambda row=row: self._end(row.topic_id, len(row.end_offsets)))  # type: ignore[misc]
         for topic_id in (*(topic.id for topic in topics), *(row.topic_id for row in ended)):
@@ -271,3 +273,4 @@ class _Run:
 
     def _prune(self) -> None:
         self.done.pruned += self.collector.prune()
+        self.done.commits += self.collector.clean_log()

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.collecting import Collector
-from logstore.bucket.keys import STORE
 from logstore.bucket.maintaining import MaintenanceRules, Step, environment_of, maintain
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.passes import PassRoom, compact_partition
 from logstore.bucket.retaining import retain_partition
 from logstore.bucket.rows import Kind
+from logstore.bucket.tables import BucketTables
 from logstore.compaction.failures import SetAside, last_failures
 from logstore.compaction.maintenance import STEPS, Context, Counted, Counts, Job, Prepared
 from logstore.compaction.planning import PartitionPlan
 from logstore.compaction.receipts import Run
-from logstore.errors import ObjectMissing
+from logstore.errors import NotAStore
 from logstore.ledger.rows import DONE, FAILED, RunRow
 from logstore.partition.retention import Retention
 from logstore.topics.registry import Topic
@@ -39,14 +39,17 @@ _READS_AT_ONCE = 16
 #: for how long the server's clock is believed to be where it was
 _CLOCK_S = 600.0
 _SAME_S = 60.0
+#: what is asked for within this time is asked for at one moment
+_TOGETHER_S = 0.5
 
 
 class BucketMaintenance:
     def __init__(self, store: BucketStore) -> None:
         self._store = store
         self._collector: tuple[float, Collector] | None = None
-        self._identity: bytes | None = None
+        self._identity: str | None = None
         self._looked_s = -_SAME_S
+        self._manifests: tuple[float, list[tuple[Topic, int, Manifest]]] = (-_TOGETHER_S, [])
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -65,6 +68,9 @@ class BucketMaintenance:
     def free_bytes(self) -> int | None:
         return None
 
+    def total_bytes(self) -> int | None:
+        return None
+
     @property
     def fresh_s(self) -> float:
         return 60.0
@@ -76,11 +82,17 @@ class BucketMaintenance:
             found = pool.map(lambda each: _read(self._store, each[0].id, each[1]), partitions)
             return [(*each, manifest) for each, manifest in zip(partitions, found, strict=True) if manifest is not None]
 
+    def _lately(self) -> list[tuple[Topic, int, Manifest]]:
+        """The same, for those who ask for several things at a time."""
+        if time.monotonic() - self._manifests[0] > _TOGETHER_S:
+            self._manifests = (time.monotonic(), self.manifests())
+        return self._manifests[1]
+
     def failures(self) -> dict[tuple[str, int], SetAside]:
         base_ms = self._store.broker_config.duramen_cleaner_retry_ms
         found = {
             (topic.id, number): last_failures(manifest.receipts.runs, base_ms)
-            for topic, number, manifest in self.manifests()
+            for topic, number, manifest in self._lately()
         }
         return {key: aside for key, aside in found.items() if aside is not None}
 
@@ -90,16 +102,19 @@ class BucketMaintenance:
     def runs(self) -> list[RunRow]:
         found = [
             replace(run, topic_id=topic.id, topic=topic.name, partition=number)
-            for topic, number, manifest in self.manifests()
+            for topic, number, manifest in self._lately()
             for run in manifest.receipts.runs
         ]
         return sorted(found, key=lambda run: run.ended_ms or 0)
 
     def counts(self) -> Counts:
-        return counts_of(self.manifests())
+        return counts_of(self._lately())
 
     def figures(self) -> BucketFigures:
         return BucketFigures(self._store, self)
+
+    def tables(self) -> BucketTables:
+        return BucketTables(self._store, self)
 
     def history_path(self, topic_id: str | None) -> str | None:
         return None
@@ -113,12 +128,12 @@ class BucketMaintenance:
         if time.monotonic() - self._looked_s < _SAME_S:
             return True
         try:
-            data, _ = self._store.objects.get(STORE)
-        except ObjectMissing:
+            found = self._store.store_id
+        except NotAStore:
             return False
         self._looked_s = time.monotonic()
-        self._identity = self._identity or data
-        return data == self._identity
+        self._identity = self._identity or found
+        return found == self._identity
 
     # --- a run ------------------------------------------------------------------------------------------------------
 
@@ -141,9 +156,9 @@ class BucketMaintenance:
     def prepare_retention(self, topic: Topic) -> None:
         """What is committed may go."""
 
-    def retain(self, topic: Topic, number: int, *, now_ms: int) -> Retention:
+    def retain(self, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False) -> Retention:
         environment, source = environment_of(self._store, self._worker()), self._store.source(topic, number)
-        return retain_partition(environment, source, topic.id, self._store.log_config(topic), now_ms)
+        return retain_partition(environment, source, topic.id, self._store.log_config(topic), now_ms, dry_run=dry_run)
 
     def publish(self) -> list[str]:
         return []

@@ -6,6 +6,7 @@ is in force names what was to be named, the loser has won after all; else the fu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ class Manifests:
         self._now_ms = now_ms
         self._limits = limits
         self._pages: dict[str, bytes] = {}
+        self._lock = threading.Lock()
 
     def read(self, topic_id: str, partition: int) -> SeenManifest:
         """Raises CorruptState, StoreVersionError."""
@@ -58,9 +60,10 @@ class Manifests:
         data = self._pages.get(key)
         if data is None:
             data = self._objects.get(key)[0]
-            while len(self._pages) >= _PAGES_KEPT:
-                self._pages.pop(next(iter(self._pages)), None)
-            self._pages[key] = data
+            with self._lock:
+                while len(self._pages) >= _PAGES_KEPT:
+                    del self._pages[next(iter(self._pages))]
+                self._pages[key] = data
         return data
 
     def change(
@@ -103,9 +106,31 @@ class Manifests:
                 continue
         raise SegmentsChanged(f"others replaced the manifest of partition {partition} {_TRIES_MAX} times in a row")
 
+    def force(self, topic_id: str, partition: int, manifest: Manifest) -> None:
+        """Write a manifest in the place of one that cannot be read, or of none. Raises SegmentsChanged when others
+        wrote it meanwhile.
+        """
+        following, pages = paged(manifest, lambda: page_key(topic_id, partition, new_nonce()))
+        for page in pages:
+            self._objects.put(page.key, (encode_page(page, limits=self._limits),))
+        overwrite(self._objects, manifest_key(topic_id, partition), encode_manifest(following, limits=self._limits))
+
     def reading(self, topic_id: str, partition: int) -> Callable[[], Manifest | None]:
         """Reads the manifest whenever it is called."""
         return partial(self._read_only, topic_id, partition)
 
     def _read_only(self, topic_id: str, partition: int) -> Manifest | None:
         return self.read(topic_id, partition).manifest
+
+
+def overwrite(objects: Objects, key: str, data: bytes) -> None:
+    """Write an object whatever is there, for repair. Raises SegmentsChanged when others wrote it meanwhile."""
+    try:
+        try:
+            _, version = objects.get(key)
+        except ObjectMissing:
+            objects.create(key, data)
+        else:
+            objects.replace(key, data, version)
+    except (ObjectExists, ObjectChanged):
+        raise SegmentsChanged("others wrote the object meanwhile", file=key) from None

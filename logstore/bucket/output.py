@@ -27,7 +27,7 @@ class ObjectOutput:
         self._crc = crc32c(data, self._crc)
         self._spool.write(data)
 
-    def hasten(self) -> None:
+    def start_writing(self) -> None:
         pass
 
     def finish(self) -> int:

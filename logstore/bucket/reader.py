@@ -21,7 +21,7 @@ from logstore.bucket.rows import PartitionView, TopicRow, view_partition
 from logstore.bucket.tail import Plans, TailCommit, TailFile, plan_key
 from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, SegmentEntry
-from logstore.errors import LedgerError
+from logstore.errors import LedgerError, SegmentsChanged
 from logstore.files import File, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.reader import PartitionReader
@@ -172,6 +172,13 @@ class BucketReader(PartitionReader):
     def files(self) -> FileSystem:
         """The files of the last view, for reading."""
         return self._fs
+
+    def gone(self, error: FileNotFoundError) -> str:
+        if self._snapshot is not None:
+            raise SegmentsChanged(
+                "what is read was deleted meanwhile", file=error.filename, hint="Begin again; nothing of it counts"
+            ) from error
+        return super().gone(error)
 
     def _list_is_current(self) -> bool:
         """What was read was whole: objects do not change, so only one that is gone makes a list too old."""

@@ -8,7 +8,7 @@ Generation, log start, sealed offset and the count of dropped tombstones never f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from logstore.bucket.manifest import Garbage, Manifest, Segment
@@ -160,6 +160,36 @@ def note_run(manifest: Manifest | None, run: RunRow, *, nonce: str) -> Manifest 
     if receipts is manifest.receipts:
         return None
     return replace(manifest, generation=manifest.generation + 1, nonce=nonce, receipts=receipts)
+
+
+def mend_segments(
+    manifest: Manifest | None,
+    mended: Mapping[str, Sequence[Segment]],
+    losses: Sequence[Loss],
+    *,
+    now_ms: int,
+    nonce: str,
+) -> Manifest:
+    """What was made of damaged segments in their place, by key. Raises SegmentsChanged unless all are still listed."""
+    current = _living(manifest)
+    left = set(mended) - {segment.key for segment in current.segments}
+    if left:
+        raise SegmentsChanged("a damaged segment is no longer listed", file=min(left))
+    segments: list[Segment] = []
+    for segment in current.segments:
+        outputs = mended.get(segment.key, (segment,))
+        _check_cover(outputs, segment.base_offset, segment.next_offset)
+        segments.extend(outputs)
+    kept = {segment.key for segment in segments}
+    return replace(
+        current,
+        generation=current.generation + 1,
+        nonce=nonce,
+        segments=tuple(segments),
+        next_horizon_ms=None,
+        losses=(*current.losses, *losses),
+        garbage=_more(current, [segment for segment in current.segments if segment.key not in kept], now_ms),
+    )
 
 
 def raise_log_start(

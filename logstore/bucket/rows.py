@@ -28,6 +28,8 @@ class Kind(Enum):
     ENDED = "ended"
     #: a batch of no records, which counts for its app alone
     EMPTY = "empty"
+    #: a batch that is sealed in every partition: it says what is left to delete, and which one of its app it was
+    SEALED = "sealed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class LedgerView:
 
     def topic(self, topic_id: str) -> tuple[TopicRow, ...]:
         """The topic's rows since the last one that was pruned: an older one may stay for the sake of its app."""
-        rows = [row for row in self.rows if row.topic_id == topic_id]
+        rows = [row for row in self.rows if row.topic_id == topic_id and row.kind is not Kind.SEALED]
         begin = len(rows) - 1
         while begin > 0 and rows[begin - 1].sequence == rows[begin].sequence - 1:
             begin -= 1

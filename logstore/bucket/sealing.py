@@ -32,6 +32,7 @@ from logstore.config import LogConfig
 from logstore.directory.state import Loss
 from logstore.errors import (
     CorruptBatch,
+    CorruptState,
     DamagedLog,
     DuramenError,
     ObjectMissing,
@@ -47,6 +48,7 @@ from logstore.partition.roll import RollReason, jitter_ms
 from logstore.segment.batches import Chunk
 from logstore.segment.segment import LogSegment
 from logstore.segment.segment_reader import SegmentSettings
+from logstore.segment.txn_index import AbortedTransaction
 from logstore.topic import TopicPartition
 
 MINUTE_MS = 60_000
@@ -65,6 +67,8 @@ class SealRules:
     commits_max: int = 1024
     #: whether everything is sealed now
     force: bool = False
+    #: whether records whose object is gone are given up: `duramen recover` says so, once somebody agreed
+    give_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ def seal_partition(
     if seal_due(environment, source, looked, rules, now_ms) is None:
         return None
     plan = plan_seal(looked.manifest, looked.rows, source.number, commits_max=rules.commits_max)
-    return None if plan is None else _seal(environment, source, topic_id, looked, plan, now_ms)
+    return None if plan is None else _seal(environment, source, topic_id, looked, plan, now_ms, rules.give_up)
 
 
 def seal_due(
@@ -147,6 +151,8 @@ def seal_due(
     """Why the tail is to be sealed now, by the settings of its newest commit; None: it can wait."""
     if not looked.view.tail:
         return None
+    if rules.force:  # whatever became of the plan that has the settings
+        return "it was asked for"
     newest = looked.view.tail[-1]
     topic_plan = _commit(environment, newest, looked.manifest, source.number).topic
     return why_due(looked, topic_plan.log_config(), lambda: tail_bytes(environment, looked, source), rules, now_ms)
@@ -179,6 +185,7 @@ def _seal(
     looked: Looked,
     plan: SealPlan,
     now_ms: int,
+    give_up: bool,
 ) -> SealedPartition:
     made = Elapsed()
     with environment.scratch() as directory:
@@ -188,10 +195,16 @@ def _seal(
         producers = Producers(before.producer_snapshot if before else b"")
         lost: list[Lost] = []
         for row in plan.rows:
-            commit = _commit(environment, row, looked.manifest, source.number)
-            lost += _replay(environment, source, log, commit, producers if row.transactions else None)
+            try:
+                commit = _commit(environment, row, looked.manifest, source.number)
+            except (ObjectMissing, CorruptState) as error:
+                if not give_up:
+                    raise
+                lost.append(_without_plan(source, log, row, error))
+                continue
+            lost += _replay(environment, source, log, commit, producers if row.transactions else None, give_up)
             for aborted in aborted_by(row, source.number):
-                log.active.txn_index.append(aborted)
+                log.note_aborted(aborted)
         segments = tuple(
             put_segment(environment.objects, LocalSegment(environment.fs, directory, entry.base_offset), entry)
             for entry in log.finish(topic_id, source.number)
@@ -214,15 +227,24 @@ def _replay(
     log: SealedLog,
     commit: TailCommit,
     producers: Producers | None,
+    give_up: bool,
 ) -> list[Lost]:
-    """Append a commit; `producers` of one that ends transactions. Raises SegmentsChanged, DamagedLog."""
+    """Append a commit; `producers` of one that ends transactions. With `give_up`, an object that is gone is a loss.
+
+    Raises SegmentsChanged, DamagedLog.
+    """
     log.begin(commit)
     lost = []
     for piece, base_offset in commit.pieces():
         try:
             chunk = _read(environment, commit, piece, base_offset)
         except ObjectMissing as error:
-            raise _gone(source, log, error) from error
+            gone = _gone(source, log, error)
+            if not give_up or isinstance(gone, SegmentsChanged):
+                raise gone from error
+            lost.append(Lost(source.partition, base_offset, base_offset + piece.records, error.what, None))
+            log.continue_at(base_offset + piece.records)
+            continue
         except (CorruptBatch, ObjectTruncated) as error:
             lost.append(_set_aside(environment, source, commit, piece, base_offset, error))
             log.continue_at(base_offset + piece.records)
@@ -235,6 +257,14 @@ def _replay(
             f"the batches end at {log.end_offset}, their commit at {commit.end_offset}", partition=source.partition
         )
     return lost
+
+
+def _without_plan(source: PartitionSource, log: SealedLog, row: TopicRow, error: DuramenError) -> Lost:
+    """Nothing of a commit can be found without its plan."""
+    base, end = row.base_offsets[source.number], row.end_offsets[source.number]
+    log.now_ms = row.clock_ms
+    log.continue_at(end)
+    return Lost(source.partition, base, end, error.what, None)
 
 
 def _read(environment: MaintenanceEnvironment, commit: TailCommit, piece: PlanPiece, base_offset: int) -> Chunk:
@@ -275,7 +305,7 @@ def _gone(source: PartitionSource, log: SealedLog, error: ObjectMissing) -> Dura
         partition=source.partition,
         file=error.file,
         offset=log.end_offset,
-        hint="Restore the object from a backup or an older version of the bucket",
+        hint="Bring the object back from a backup or an older version of the bucket; `duramen recover` gives it up",
     )
 
 
@@ -322,8 +352,8 @@ class SealedLog:
         self.end_offset = base_offset
         self.leader_epoch = 0
         self.now_ms = 0
-        #: offsets of the active segment whose records are lost
-        self._lost = 0
+        #: offsets of the active segment that have no record: damage took it, or they are a marker's
+        self._without = 0
         self._finished: list[_Finished] = []
         self._active = self._segment(base_offset)
 
@@ -338,6 +368,11 @@ class SealedLog:
     @property
     def active(self) -> LogSegment:
         return self._active
+
+    @property
+    def bases(self) -> list[int]:
+        """Of all segments, the active one included."""
+        return [*(each.base_offset for each in self._finished), self._active.base_offset]
 
     def begin(self, commit: TailCommit) -> None:
         """Go by the commit's settings and clock, as if the segment were opened for it. Raises DamagedLog."""
@@ -376,8 +411,13 @@ class SealedLog:
 
     def continue_at(self, offset: int) -> None:
         """Leave out what is lost."""
-        self._lost += offset - self.end_offset
+        self._without += offset - self.end_offset
         self.end_offset = offset
+
+    def note_aborted(self, aborted: AbortedTransaction) -> None:
+        """What was just placed is the marker of this one."""
+        self._active.txn_index.append(aborted)
+        self._without += 1
 
     def roll(self, reason: RollReason | None = None) -> None:
         """Close the active segment and begin one at the end."""
@@ -391,11 +431,11 @@ class SealedLog:
         active = self._active
         active.seal()
         active.close(clean=False)
-        records = self.end_offset - active.base_offset - self._lost
+        records = self.end_offset - active.base_offset - self._without
         self._finished.append(
             _Finished(active.base_offset, self.end_offset, active.largest.timestamp_ms, self.now_ms, records)
         )
-        self._lost = 0
+        self._without = 0
 
     def close(self) -> None:
         """Close the active segment's files; it stays the active one."""

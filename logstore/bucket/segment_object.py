@@ -18,7 +18,8 @@ from logstore.errors import CorruptState
 from logstore.files import File, FileSystem
 from logstore.limits import Limits
 from logstore.objects.objects import Bytes, Objects
-from logstore.records.table import COUNT
+from logstore.records.decoder import Decoder
+from logstore.records.table import ATTRIBUTES, CONTROL_BIT, COUNT
 from logstore.segment.batches import OrderCheck
 from logstore.segment.names import SEGMENT_KINDS, FileKind, Transient, file_name
 from logstore.segment.segment import LogSegment
@@ -96,20 +97,25 @@ def measured(local: LocalSegment, entry: Segment, limits: Limits) -> Segment:
     """The entry with what only its batches say, and with the time of its file. Raises CorruptBatch."""
     segment = LogSegment(local.fs, local.directory, entry.base_offset, limits=limits, suffix=local.suffix)
     try:
-        records, largest_ms = content_of(segment)
+        records, largest_ms = content_of(segment, limits)
     finally:
         segment.close(clean=False)
     appended_ms = local.fs.stat(local.path(FileKind.LOG)).mtime_ms
     return replace(entry, largest_timestamp_ms=largest_ms, appended_ms=appended_ms, records=records)
 
 
-def content_of(segment: LogSegment, order: OrderCheck | None = None) -> tuple[int, int]:
-    """Records, and the newest timestamp (-1: none), by its batches, each of which is checked. Raises CorruptBatch."""
+def content_of(segment: LogSegment, limits: Limits, order: OrderCheck | None = None) -> tuple[int, int]:
+    """Records without markers, and the newest timestamp (-1: none). Every batch is checked. Raises CorruptBatch."""
     records = 0
     for chunk in segment.chunks():
         if order is not None:
             order.see(chunk)
-        records += int(chunk.table[:, COUNT].sum())
+        told = chunk.table[:, COUNT] >= 0
+        data = (chunk.table[:, ATTRIBUTES] & CONTROL_BIT) == 0
+        records += int(chunk.table[told & data, COUNT].sum())
+        if not told.all():  # formats before the second one: a wrapper does not say how many it holds
+            decoder = Decoder(limits=limits, headers=False)
+            records += sum(len(each) for each in decoder.columns(chunk.data, chunk.table[~told], file=chunk.file))
     return records, max((header.max_timestamp_ms for header in segment.headers()), default=-1)
 
 

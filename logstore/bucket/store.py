@@ -5,43 +5,53 @@ Nothing is locked and nothing is kept on disk. Any number of processes may have 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logstore.bucket import definitions
 from logstore.bucket.arriving import BucketArrivals, bucket_arrivals
+from logstore.bucket.commit_file import commit_key, decode_commit
 from logstore.bucket.committing import BucketCommitter
+from logstore.bucket.departing import BucketDepartures, bucket_departures
 from logstore.bucket.files import BlockCache
 from logstore.bucket.keys import STORE, new_nonce
 from logstore.bucket.ledger import BucketLedger
 from logstore.bucket.looking import look_at
 from logstore.bucket.manifests import Manifests
+from logstore.bucket.pins import Pins
 from logstore.bucket.producers import Producers
 from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
 from logstore.bucket.sealing import MaintenanceEnvironment, SealRules
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import resolve_broker
 from logstore.directory.ends import TopicEnds
 from logstore.directory.few_files import FewFiles
-from logstore.directory.sealed import seal, unseal
+from logstore.directory.origin import Origin
+from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.directory.state import PartitionState
 from logstore.errors import (
+    BackupRefused,
+    CommitConflict,
     CorruptState,
     NotAStore,
+    ObjectChanged,
     ObjectExists,
     ObjectMissing,
     TopicExists,
     UnknownTopic,
 )
-from logstore.files import OS_FILES
+from logstore.files import OS_FILES, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
-from logstore.objects.objects import Objects
+from logstore.objects.objects import Objects, Version
 from logstore.objects.opening import MEMORY, open_objects, open_raw
 from logstore.objects.probe import probe_objects
 from logstore.objects.retrying import RetryingObjects
@@ -62,8 +72,10 @@ if TYPE_CHECKING:
     from logstore.commit.committer import Committed
     from logstore.commit.transactions import OpenTransaction
     from logstore.records.record import Record
+    from logstore.topics.moving import Take
 
 FORMAT = 1
+_SETTINGS_TRIES_MAX = 20
 _LOOKS_AT_ONCE = 16
 
 #: where the probe has held, by URL; once a process
@@ -88,8 +100,10 @@ class BucketStore(StoreSettings, Reads):
         objects: Objects | None = None,
         clock: Clock = SYSTEM_CLOCK,
         limits: Limits = DEFAULT_LIMITS,
+        is_draft: bool = False,
     ) -> None:
         """Open the store at `url`; with `create`, make it where there is none. `objects` stand for the URL in tests.
+        One that `is_draft` is no store before `publish`.
 
         Raises NotAStore, StoreVersionError, UnknownBucket, AccessDenied, InvalidConfig, PackageMissing,
         UnsuitableObjectStore, ObjectStoreUnavailable.
@@ -100,16 +114,24 @@ class BucketStore(StoreSettings, Reads):
         self._options = dict(storage_options or {})
         self.objects: Objects = objects or open_objects(self.url, self._options)
         self._may_probe = objects is None
+        #: of what the store is a copy, and the version of the ledger it began with
+        self._origin: tuple[Origin, int] | None = None
         self.ledger = BucketLedger(self.objects, clock=clock, limits=limits)
         self.manifests = Manifests(self.objects, clock.now_ms, limits=limits)
         self.shelf = Shelf(BlockCache(self.objects), Plans(self.objects, limits), limits)
+        self.pins = Pins(self.objects, clock)
         self._take_settings({}, self.url)
+        if is_draft:
+            return
         try:
-            self._read_id()
+            document, _ = self._read_id()
         except NotAStore:
             if not create:
                 raise
-            self._make()
+            document = self._make()
+        #: what it said of itself, its settings included
+        self._opened_as = document
+        self._take_settings(document["settings"], f"{self.url}/{STORE}")
         self.ledger.refresh()
 
     @property
@@ -117,42 +139,104 @@ class BucketStore(StoreSettings, Reads):
         """Requests that this process made so far, by kind; each attempt counts."""
         return self.objects.requests if isinstance(self.objects, RetryingObjects) else Counter()
 
-    def _read_id(self) -> None:
+    def _read_id(self) -> tuple[dict[str, Any], Version]:
+        """What the store says of itself, its settings included."""
         try:
-            data, _ = self.objects.get(STORE)
+            data, version = self.objects.get(STORE)
         except ObjectMissing:
             raise NotAStore(
                 f"{self.url} is not a store: it has no {STORE}",
                 hint="Look at the URL, or create the store there (create=True; `duramen topics create`)",
             ) from None
-        self._identity = data
+        file = f"{self.url}/{STORE}"
         try:
-            unseal(data, version=FORMAT, file=f"{self.url}/{STORE}")
+            document = unseal(data, version=FORMAT, file=file)
+            if "copy_of" in document:
+                taken_ms, at = (whole_number(document, name, file=file) for name in ("taken_ms", "taken_version"))
+                self._origin = Origin(str(document["copy_of"]), taken_ms), at
         except CorruptState as error:
-            raise NotAStore(f"{self.url} is not a store: {error.what}", file=f"{self.url}/{STORE}") from error
+            raise NotAStore(f"{self.url} is not a store: {error.what}", file=file) from error
+        if not isinstance(document.setdefault("settings", {}), dict):
+            raise NotAStore(f"{self.url} is not a store: its settings are no object", file=file)
+        return document, version
 
-    def _make(self) -> None:
+    def _make(self) -> dict[str, Any]:
         self.check_writable()
         self.ledger.make()
-        data = seal({"store_id": new_nonce(), "made_ms": self.clock.now_ms()}, version=FORMAT)
-        try:
-            self.objects.create(STORE, data)  # last: a store that has it has a ledger
-        except ObjectExists:
-            self._read_id()
+        with contextlib.suppress(ObjectExists):
+            self._create_id({})
+        return self._read_id()[0]
+
+    @property
+    def store_id(self) -> str:
+        """What makes it this store, whatever lies at its URL one day. One request. Raises NotAStore."""
+        return str(self._read_id()[0].get("store_id"))
+
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Set and unset settings of the store as a whole, under their broker names. Who has it open goes on with those
+        it was opened with. Raises UnknownConfig, InvalidConfig.
+        """
+        self.check_writable()
+        unset = list(unset)
+        for _ in range(_SETTINGS_TRIES_MAX):
+            document, version = self._read_id()
+            known = {name: value for name, value in document["settings"].items() if name not in unset}
+            wanted = known | {name: str(value) for name, value in settings.items()}
+            resolve_broker(wanted, store_file=f"{self.url}/{STORE}")
+            if dry_run:
+                return
+            document |= {"settings": wanted, "nonce": new_nonce()}
+            with contextlib.suppress(ObjectChanged):
+                self.objects.replace(STORE, seal(document, version=FORMAT), version)
+                self._take_settings(wanted, f"{self.url}/{STORE}")
+                return
+        raise CommitConflict("others altered the settings at the same time, again and again", hint="Try again")
 
     def is_unchanged(self) -> bool:
-        """Whether it is the store that was opened, and not another in its place; then it is looked at anew."""
+        """Whether it is the store that was opened, with the settings of then; if so, it is looked at anew."""
         try:
-            data, _ = self.objects.get(STORE)
-        except ObjectMissing:
-            return False
-        if data != self._identity:
+            if self._read_id()[0] != self._opened_as:
+                return False
+        except NotAStore:
             return False
         self.ledger.refresh()
         return True
 
+    def _create_id(self, more: Mapping[str, object]) -> None:
+        """Last: a store that has it has a ledger. Raises ObjectExists."""
+        document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms(), **more}
+        self.objects.create(STORE, seal(document, version=FORMAT))
+
+    def publish(self, origin: Origin, version: int) -> None:
+        """Make a draft the store that it is a copy of, as of that version of its ledger. Raises BackupRefused."""
+        try:
+            self._create_id({"copy_of": origin.source, "taken_ms": origin.taken_ms, "taken_version": version})
+        except ObjectExists as error:
+            raise BackupRefused("somebody made a store there meanwhile", file=f"{self.url}/{STORE}") from error
+
+    def origin(self) -> Origin | None:
+        """Of what the store is a copy, and since when it is written to; None: it is none."""
+        if self._origin is None:
+            return None
+        origin, version = self._origin
+        if self.ledger.refresh().version == version:
+            return origin
+        return replace(origin, restored_ms=self._first_after(version))
+
+    def _first_after(self, version: int) -> int:
+        """When the commit behind a version was made; of one that was cleaned up, the oldest that is known."""
+        try:
+            entry = decode_commit(self.objects.get(commit_key(version + 1))[0], version + 1, limits=self.limits)
+            rows = entry.rows
+        except ObjectMissing:
+            rows = self.ledger.view.rows
+        return min((row.clock_ms for row in rows), default=0)
+
     def close(self) -> None:
-        """Let go of what was fetched. Idempotent, and the store can still be used."""
+        """Give up the pin of reads that ended, and what was fetched. Idempotent; the store can still be used."""
+        self.pins.close()
         self.shelf.cache.clear()
 
     def __enter__(self) -> Self:
@@ -257,6 +341,21 @@ class BucketStore(StoreSettings, Reads):
         """For topics that come in from elsewhere; see `moving.Arrivals`."""
         return bucket_arrivals(self)
 
+    def departures(self, topics: Sequence[Topic], *, what: str) -> AbstractContextManager[BucketDepartures]:
+        """For topics that are copied elsewhere; see `moving.Departures`."""
+        return bucket_departures(self, topics, what=what)
+
+    @contextmanager
+    def exports(self, topics: Sequence[Topic]) -> Iterator[Take]:
+        """How an export gets at partitions: all as of one moment."""
+        with self.departures(topics, what="export") as leaving:
+            yield leaving.take
+
+    @property
+    def fs(self) -> FileSystem:
+        """Of folders on this machine, for what is on its way in or out."""
+        return OS_FILES
+
     def log_environment(self) -> LogEnvironment:
         """For a log in a local folder, on its way in or out."""
         return LogEnvironment(FewFiles(OS_FILES), self.clock, self.limits)
@@ -306,6 +405,12 @@ class BucketStore(StoreSettings, Reads):
         topic = self.topic(topic) if isinstance(topic, str) else topic
         return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
 
+    @contextlib.contextmanager
+    def snapshot(self, topic: Topic, number: int) -> Iterator[BucketReader]:
+        """A reader of exactly the objects that are named now, under a pin."""
+        with self.pins.held():
+            yield self.reader(topic, number).frozen()
+
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
         return self.reader(topic, number).state()
@@ -330,6 +435,11 @@ class BucketStore(StoreSettings, Reads):
         plans = [self.shelf.plans.get(row.plan) for row in view.tail if row.plan is not None]
         tail = sum(piece.size_bytes for plan in plans for piece in plan.pieces(topic.id, number))
         return sum(segment.log_bytes for segment in view.segments) + tail
+
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes with each commit to the topic, as the ledger was last seen; not with seals and passes."""
+        newest = self.ledger.view.newest(topic.id)
+        return () if newest is None else (newest.sequence,)
 
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time, -1 when there is none."""

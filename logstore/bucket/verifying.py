@@ -14,6 +14,7 @@ from logstore.bucket.manifest import Segment
 from logstore.bucket.reader import Looked, PartitionSource, leader_epoch, look
 from logstore.bucket.segment_object import content_of
 from logstore.bucket.tail import TailCommit, read_placed
+from logstore.directory.state import Loss
 from logstore.errors import (
     CorruptBatch,
     CorruptState,
@@ -47,10 +48,17 @@ class VerifiedPartition:
     records: int = 0
     size_bytes: int = 0
     findings: tuple[DuramenError, ...] = ()
+    #: what damage cost before, as the manifest keeps it
+    losses: tuple[Loss, ...] = ()
 
 
 def verify_partition(store: BucketStore, source: PartitionSource) -> VerifiedPartition:
     """Raises SegmentsChanged when others replace segments faster than they can be read."""
+    with store.pins.held():
+        return _verify_pinned(store, source)
+
+
+def _verify_pinned(store: BucketStore, source: PartitionSource) -> VerifiedPartition:
     before: list[str] = []
     for _ in range(_LOOKS_MAX):
         try:
@@ -73,7 +81,7 @@ def _verify(store: BucketStore, source: PartitionSource, looked: Looked) -> tupl
     for segment in looked.view.segments:
         size_bytes += segment.log_bytes
         try:
-            records += _verify_segment(store, cache, source, segment)
+            records += verify_segment(store, cache, source, segment)
         except FileNotFoundError:
             gone.append(segment.key)
             findings.append(ObjectMissing("a segment that the manifest names is gone", file=segment.key))
@@ -104,14 +112,15 @@ def _verify(store: BucketStore, source: PartitionSource, looked: Looked) -> tupl
         records,
         size_bytes,
         tuple(findings),
+        looked.state().losses,
     ), gone
 
 
-def _verify_segment(store: BucketStore, cache: BlockCache, source: PartitionSource, entry: Segment) -> int:
+def verify_segment(store: BucketStore, cache: BlockCache, source: PartitionSource, entry: Segment) -> int:
     """Returns its records. Raises FileNotFoundError, CorruptBatch, CorruptIndex, ObjectTruncated."""
     files = SegmentFiles(cache, source.directory, [entry])
     segment = LogSegment(files, source.directory, entry.base_offset, limits=store.limits)
-    records, largest_ms = content_of(segment, OrderCheck(entry.base_offset, entry.next_offset))
+    records, largest_ms = content_of(segment, store.limits, OrderCheck(entry.base_offset, entry.next_offset))
     if records != entry.records:
         raise CorruptBatch(f"{records} records, where the manifest says {entry.records}", file=entry.key)
     if largest_ms != entry.largest_timestamp_ms:

@@ -43,7 +43,7 @@ def plan_pass(
     bytes_per_second: float = float("inf"),
     limits: Limits = DEFAULT_LIMITS,
 ) -> PassWork:
-    """Everything a pass over the log as it is now needs to know."""
+    """Everything that a pass over the log needs to know."""
     config, segments = log.config, log.state.segments
     return PassWork(
         directory=log.directory,

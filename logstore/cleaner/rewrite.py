@@ -85,7 +85,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Filtered:
-    """What came of a piece."""
+    """The result of filtering a piece."""
 
     piece: Piece
     order: OrderCheck
@@ -118,7 +118,7 @@ class OpenGroup:
         self.read_offset = -1
 
     def close(self) -> None:
-        """No piece of it is in work any more."""
+        """Call it when no piece is being worked on."""
         for piece in self.pieces:
             piece.source.close()
         self.outputs.close()
@@ -365,7 +365,7 @@ class GroupWriter:
         )
 
     def discard(self, group: OpenGroup) -> None:
-        """No piece of it is in work any more."""
+        """Call it when no piece is being worked on."""
         group.close()
         group.outputs.discard()
 
@@ -376,7 +376,7 @@ class GroupWriter:
         return self._indexed_here and within
 
     def _copy(self, outputs: GroupOutputs, source: Source, position: int, end: int) -> None:
-        """Copy sound batches that did not change."""
+        """Copy valid batches that did not change."""
         for chunk in self._chunks(source, position, end, verify_crc=False):
             self._throttle.take(len(chunk.data))
             outputs.append(EncodedBatches(chunk.data, chunk.table))

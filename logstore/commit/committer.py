@@ -18,11 +18,13 @@ from logstore.commit.apply import ApplyMany, numbers_of
 from logstore.commit.apps import AppBatch, is_replay
 from logstore.commit.deciding import check_room, check_segments, plan_of, request_of
 from logstore.commit.flushing import Flusher
+from logstore.commit.folder_outputs import FolderOutputs, store_token
 from logstore.commit.own_flush import OwnFlush
 from logstore.commit.plan import Plan, TopicPlan, write_plan
 from logstore.commit.plan_folder import Staging, reporting_full_disk
 from logstore.commit.redo import cut_short
 from logstore.commit.settling import is_unflushed, joint_ends
+from logstore.commit.staged_output import Filled
 from logstore.commit.staging import StagedFile, TopicTarget
 from logstore.directory.ends import TopicEnds
 from logstore.directory.origin import note_restored, read_origin
@@ -36,7 +38,7 @@ from logstore.errors import (
     TopicChanged,
     UnknownTopic,
 )
-from logstore.ledger import AppProgress, CommitRequest
+from logstore.ledger import AppProgress, CommitRequest, CommitRow
 from logstore.topics.opened import OpenStore
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
@@ -112,13 +114,19 @@ class Committer(Flusher):
                 if topic.id == row.topic_id and self.store.ends(topic).applied_sequence < row.sequence:
                     self.settle_topic(topic)
 
+    def batches_of(self, app_id: str, count: int) -> list[CommitRow]:
+        return self.ledger.commits_of_app(app_id, count)
+
     @property
     def clock(self) -> Clock:
         return self.store.clock
 
-    def begin(self, plan_id: str | None = None) -> Staging:
-        """A folder for staged files. Raises LockHeld when somebody else has the one of this `plan_id`, DiskFull."""
-        return Staging(self.store, plan_id)
+    def begin(self, filled: Filled | None = None) -> Staging:
+        """A folder for staged files. Raises LockHeld when somebody else has the one that was filled, DiskFull."""
+        return Staging(self.store, None if filled is None else filled.plan_id)
+
+    def outputs(self, plan_id: str) -> FolderOutputs:
+        return FolderOutputs(self.store.path, self.store.layout.plan(plan_id), store_token(self.store))
 
     def discard(self, plan_id: str) -> None:
         """Remove a plan's folder, unless a commit names it: then the staged files may be all there is of the batch."""
@@ -257,8 +265,7 @@ class Committer(Flusher):
             with contextlib.suppress(CorruptState):
                 origin = read_origin(self._fs, self.store.layout)
             if origin is not None:
-                copied = f"The store is a copy of {origin.source}, taken at {origin.taken_text}"
-                error.with_hint(f"{copied}. {error.hint}")
+                error.with_hint(origin.explained(error.hint))
             raise
 
     def _note_restored(self) -> None:

@@ -18,10 +18,10 @@ from logstore.commit.apply import ApplyMany
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed, Ending
 from logstore.commit.plan_folder import reporting_full_disk
-from logstore.commit.staged_output import Outputs, StagedOutput
+from logstore.commit.staged_output import Filled, Outputs, StagedOutput
 from logstore.commit.staging import StagedFile, TopicTarget
 from logstore.errors import CommitConflict, TopicChanged
-from logstore.ledger.rows import AppProgress
+from logstore.ledger.rows import AppProgress, CommitRow
 
 _TRIES_MAX = 5
 
@@ -56,14 +56,20 @@ class Commits(Protocol[B]):
     def last_batch(self, app_id: str) -> AppProgress | None:
         """The app's last batch and who wrote it; None for an app the ledger does not know."""
 
+    def batches_of(self, app_id: str, count: int) -> list[CommitRow]:
+        """The newest rows of an app's commits, as far as they are kept, oldest first."""
+
     def check_replay(self, app: AppBatch) -> bool:
         """Whether the batch is committed already. Raises ReplayMismatch when it cannot be this app's next."""
 
     def finish_replay(self, app: AppBatch) -> None:
         """Make visible what a committed batch may still lack."""
 
-    def begin(self, plan_id: str | None = None) -> B:
-        """A place for staged files; of a `plan_id`, the one that was filled before."""
+    def begin(self, filled: Filled | None = None) -> B:
+        """A place for staged files, or the one that was filled before."""
+
+    def outputs(self, plan_id: str) -> Outputs:
+        """For tasks that stage a batch which is begun only when it is committed."""
 
     def commit(
         self,
@@ -105,7 +111,7 @@ def append_batch(
     encode: Callable[[B], Encoded],
     *,
     app: AppBatch | None = None,
-    plan_id: str | None = None,
+    filled: Filled | None = None,
     apply_many: ApplyMany | None = None,
     timings_ms: Mapping[str, int] | None = None,
     engine: str = "local",
@@ -113,7 +119,7 @@ def append_batch(
 ) -> Committed:
     """Append what `encode` stages, all or none of it. With `app`, a batch that the ledger has is not written again.
 
-    `plan_id` names a folder that was filled before; such a batch is not encoded again. Raises what `encode` and
+    What was `filled` before is not encoded again. Raises what `encode` and
     `Committer.commit` raise.
     """
     attempt = 0
@@ -121,15 +127,15 @@ def append_batch(
         attempt += 1
         if app is not None and committer.check_replay(app):
             committer.finish_replay(app)
-            if plan_id is not None:
-                committer.discard(plan_id)
+            if filled is not None:
+                committer.discard(filled.plan_id)
             return Committed("", replayed=True)
-        staging = committer.begin(plan_id)
+        staging = committer.begin(filled)
         try:
             began = time.monotonic()
             with reporting_full_disk():
                 encoded = encode(staging)
-            timings = {} if plan_id is not None else {"encode": int((time.monotonic() - began) * 1000)}
+            timings = {} if filled is not None else {"encode": int((time.monotonic() - began) * 1000)}
             return committer.commit(
                 staging,
                 encoded.files,
@@ -141,7 +147,7 @@ def append_batch(
                 ending=ending,
             )
         except (TopicChanged, CommitConflict):  # nothing was committed: look again
-            if plan_id is not None or attempt >= _TRIES_MAX:
+            if filled is not None or attempt >= _TRIES_MAX:
                 raise
         except EncodeAgain as again:
             if attempt > _TRIES_MAX:

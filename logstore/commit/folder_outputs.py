@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from logstore.commit.staged_output import FileOutput
+from logstore.directory.layout import Layout
 from logstore.directory.shared_clock import agreed_ms
 from logstore.files import OS_FILES
 from logstore.spark_tasks import check_seen
@@ -24,6 +25,9 @@ class FolderOutputs:
 
     def check(self) -> None:
         check_sees_store(self.store, self.token)
+
+    def of(self, plan_id: str) -> FolderOutputs:
+        return replace(self, folder=Layout(self.store).plan(plan_id))
 
     def open(self, task: int) -> tuple[FileOutput, int]:
         output = FileOutput(OS_FILES, self.folder)

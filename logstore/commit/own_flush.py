@@ -58,8 +58,8 @@ class OwnFlush:
             if known.add(plan):
                 self._flush(name)
 
-    def rest(self) -> None:
-        """Flush all that is left."""
+    def flush_all(self) -> None:
+        """Flush everything that this process appended."""
         for name in list(self._topics):
             self._flush(name)
 

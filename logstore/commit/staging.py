@@ -240,7 +240,7 @@ class StagedWriter:
         assert shared is not None
         if len(shared.block) - shared.used < max(least, self._options.batch_size):
             self._write_shared()
-            self._output.hasten()
+            self._output.start_writing()
         if len(shared.block) < least:
             shared.block = np.empty(least, dtype=np.uint8)
         return shared.block[shared.used :]
@@ -258,7 +258,7 @@ class StagedWriter:
         """Where the next batches of a partition go; what is held is written out when there is too little."""
         if len(held.block) - held.size < max(least, self._options.batch_size):
             self._write_piece(key, held)
-            self._output.hasten()
+            self._output.start_writing()
         if len(held.block) < least:
             held.block = np.empty(least, dtype=np.uint8)
         return held.block[held.size :]

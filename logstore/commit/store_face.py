@@ -11,9 +11,11 @@ from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committed
 from logstore.commit.driver import Commits
 from logstore.config import Resolved
+from logstore.directory.origin import Origin
+from logstore.files import FileSystem
 from logstore.partition.environment import LogEnvironment
 from logstore.records.record import Record
-from logstore.topics.moving import Arrivals
+from logstore.topics.moving import Arrivals, Departures, Take
 from logstore.topics.readable import ReadableStore
 from logstore.topics.registry import Topic
 
@@ -33,6 +35,13 @@ class Store(ReadableStore, Protocol):
 
     def check_writable(self) -> None:
         """For those who would notice only after much work. Raises ReadOnlyStore, UnsuitableObjectStore."""
+
+    def alter_settings(
+        self, settings: Mapping[str, object], *, unset: Iterable[str] = (), dry_run: bool = False
+    ) -> None:
+        """Set and unset settings of the store as a whole, under their broker names. Raises UnknownConfig,
+        InvalidConfig, also where they are in a file that people edit.
+        """
 
     def commits(self) -> Commits[Any]:
         """The commit path."""
@@ -67,6 +76,13 @@ class Store(ReadableStore, Protocol):
     def log_environment(self) -> LogEnvironment: ...
     def check_free(self, topic: Topic) -> None: ...
     def arrivals(self) -> AbstractContextManager[Arrivals]: ...
+    @property
+    def fs(self) -> FileSystem:
+        """Of folders on this machine."""
+
+    def origin(self) -> Origin | None: ...
+    def exports(self, topics: Sequence[Topic]) -> AbstractContextManager[Take]: ...
+    def departures(self, topics: Sequence[Topic], *, what: str) -> AbstractContextManager[Departures]: ...
 
     def open_transactions(
         self, topic: Topic, number: int, *, ends: TopicEnds | None = None
@@ -77,6 +93,10 @@ class Store(ReadableStore, Protocol):
 
     def log_bytes(self, topic: Topic, number: int) -> int:
         """Size of the partition's batches."""
+
+    def stamp(self, topic: Topic) -> tuple[int, ...]:
+        """Changes whenever the topic's ends or its settings do, as far as a cheap look tells. For caches that also
+        expire."""
 
     def largest_timestamp_ms(self, topic: Topic, number: int) -> int:
         """The newest record's time, -1 when there is none."""

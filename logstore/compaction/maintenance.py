@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from logstore.cleaner.engine import Engine
 from logstore.cleaner.index import Progress, no_progress
@@ -25,6 +25,9 @@ from logstore.files import FileSystem
 from logstore.ledger.rows import RunRow
 from logstore.partition.retention import Retention
 from logstore.topics.registry import Topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -143,6 +146,33 @@ class Figures(Protocol):
         """What compaction counted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """The newest commits, oldest first, as columns of the ledger's; `complete`: there are no others."""
+
+    version: int
+    rows: pa.Table
+    complete: bool
+
+    def newest(self, most: int) -> Commits:
+        if self.rows.num_rows <= most:
+            return self
+        return Commits(self.version, self.rows.slice(self.rows.num_rows - most).combine_chunks(), complete=False)
+
+
+class Tables(Protocol):
+    """What was committed and done, as columns, for whoever shows it. Those who share one take turns."""
+
+    def versions(self) -> tuple[int, ...]:
+        """Changes whenever there may be news."""
+
+    def runs(self, version: int) -> tuple[int, pa.Table]:
+        """The version and the rows of all runs, by the ledger's columns; no rows where it is `version` still."""
+
+    def commits(self, known: Commits, most: int) -> Commits:
+        """With what came since `known`, an earlier answer with the columns that are wanted; the newest `most`."""
+
+
 class Maintenance(Protocol):
     """Of one open store. Implemented by `DirectoryMaintenance` and `BucketMaintenance`."""
 
@@ -159,6 +189,9 @@ class Maintenance(Protocol):
 
     def free_bytes(self) -> int | None:
         """Room for what passes write; None where nobody can tell."""
+
+    def total_bytes(self) -> int | None:
+        """Size of what that is room in; None where nobody can tell."""
 
     @property
     def fresh_s(self) -> float:
@@ -177,6 +210,7 @@ class Maintenance(Protocol):
         """What compaction counted in segments."""
 
     def figures(self) -> Figures: ...
+    def tables(self) -> Tables: ...
 
     def history_path(self, topic_id: str | None) -> str | None:
         """The file with a topic's history, or the store's; None where none is kept."""
@@ -202,7 +236,7 @@ class Maintenance(Protocol):
     def prepare_retention(self, topic: Topic) -> None:
         """Raises LockHeld, DuramenError."""
 
-    def retain(self, topic: Topic, number: int, *, now_ms: int) -> Retention:
+    def retain(self, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False) -> Retention:
         """Retention of a partition, and what is due to be removed with it. Raises LockHeld, DuramenError."""
 
     def publish(self) -> list[str]:

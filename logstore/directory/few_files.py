@@ -51,7 +51,7 @@ class FewFiles:
             _, oldest = self._opened.popitem(last=False)
             oldest.close()
 
-    def let_go(self, file: _Reopened) -> None:
+    def release(self, file: _Reopened) -> None:
         with self._lock:
             found = self._opened.pop(file, None)
             if found is not None:
@@ -142,4 +142,4 @@ class _Reopened:
             return self._files.use(self).fileno()
 
     def close(self) -> None:
-        self._files.let_go(self)
+        self._files.release(self)

@@ -23,9 +23,10 @@ class Origin:
     #: when the first batch was committed to the copy; None while it is only a backup
     restored_ms: int | None = None
 
-    @property
-    def taken_text(self) -> str:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.taken_ms // 1000))
+    def explained(self, hint: str | None) -> str:
+        """The hint of an error that a copy explains."""
+        taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.taken_ms // 1000))
+        return f"The store is a copy of {self.source}, taken at {taken}. {hint}"
 
 
 def read_origin(fs: FileSystem, layout: Layout) -> Origin | None:

@@ -28,10 +28,10 @@ from logstore.files import FileSystem, read_whole
 
 AGREES_MS = 60_000
 JUMP_MS = 3_600_000
-DOUBTED_MS = 86_400_000
+JUMP_HELD_BACK_MS = 86_400_000
 #: how long one look at the file system's clock holds, while this process's own does not jump
 LOOK_MS = 10_000
-_STUMBLE_MS = 1_000
+_OWN_JUMP_MS = 1_000
 _BOOTS_MAX = 16
 _FILE_BYTES = 4096
 _READS = 3
@@ -46,8 +46,8 @@ class Sighting:
 
     up_ms: int
     now_ms: int
-    #: uptime when the clock was first not believed
-    doubted_up_ms: int | None = None
+    #: uptime when the clock was seen to have jumped ahead
+    jumped_up_ms: int | None = None
 
 
 def agreed_ms(own_ms: int, file_ms: int) -> int:
@@ -62,8 +62,8 @@ def believed(now_ms: int, up_ms: int, seen: Sighting | None) -> Sighting:
     expected_ms = seen.now_ms + up_ms - seen.up_ms
     if now_ms - expected_ms <= JUMP_MS:
         return Sighting(up_ms, now_ms)
-    since = up_ms if seen.doubted_up_ms is None else seen.doubted_up_ms
-    return Sighting(up_ms, now_ms) if up_ms - since >= DOUBTED_MS else Sighting(up_ms, expected_ms, since)
+    since = up_ms if seen.jumped_up_ms is None else seen.jumped_up_ms
+    return Sighting(up_ms, now_ms) if up_ms - since >= JUMP_HELD_BACK_MS else Sighting(up_ms, expected_ms, since)
 
 
 def uptime_ms() -> int:
@@ -96,7 +96,7 @@ class SharedClock:
         return self._clock.monotonic_ms()
 
     @property
-    def doubt(self) -> str | None:
+    def warning(self) -> str | None:
         """Why this process's clock is not believed, in words; None where it is."""
         self.now_ms()
         if abs(self._correction_ms) <= AGREES_MS:
@@ -112,7 +112,7 @@ class SharedClock:
         if self._looked is None:
             return True
         passed_ms = up_ms - self._looked[1]
-        return passed_ms >= LOOK_MS or abs(own_ms - self._looked[0] - passed_ms) > _STUMBLE_MS
+        return passed_ms >= LOOK_MS or abs(own_ms - self._looked[0] - passed_ms) > _OWN_JUMP_MS
 
     def _look(self, own_ms: int, up_ms: int) -> int:
         """How far the store's time is from this process's. Where nothing can be written, its own is all there is.
@@ -122,11 +122,11 @@ class SharedClock:
         """
         try:
             known = self._read()
-            document = {boot: [each.up_ms, each.now_ms, each.doubted_up_ms] for boot, each in known.items()}
+            document = {boot: [each.up_ms, each.now_ms, each.jumped_up_ms] for boot, each in known.items()}
             file_ms = self._write(document)
             sighting = believed(agreed_ms(own_ms, file_ms), up_ms, known.get(self._boot_id))
             document.pop(self._boot_id, None)
-            document[self._boot_id] = [sighting.up_ms, sighting.now_ms, sighting.doubted_up_ms]
+            document[self._boot_id] = [sighting.up_ms, sighting.now_ms, sighting.jumped_up_ms]
             self._write(dict(list(document.items())[-_BOOTS_MAX:]))
             return sighting.now_ms - own_ms
         except OSError as error:
@@ -141,9 +141,9 @@ class SharedClock:
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
                 found = json.loads(self._read_text())
                 sightings = {}
-                for boot, (up_ms, now_ms, doubted) in found.items():
-                    if type(up_ms) is int and type(now_ms) is int and (doubted is None or type(doubted) is int):
-                        sightings[str(boot)] = Sighting(up_ms, now_ms, doubted)
+                for boot, (up_ms, now_ms, jumped) in found.items():
+                    if type(up_ms) is int and type(now_ms) is int and (jumped is None or type(jumped) is int):
+                        sightings[str(boot)] = Sighting(up_ms, now_ms, jumped)
                 return sightings
         return {}
 
@@ -173,4 +173,4 @@ def shared_clock(fs: FileSystem, locks: str, clock: Clock, boot_id: str) -> Cloc
 
 
 def clock_warning(clock: Clock) -> str | None:
-    return clock.doubt if isinstance(clock, SharedClock) else None
+    return clock.warning if isinstance(clock, SharedClock) else None

@@ -198,6 +198,17 @@ class Ledger:
 
         return table.run(look)
 
+    def apps(self) -> list[AppProgress]:
+        """How far every app has come, by name."""
+        table = self.commits_table
+
+        def look() -> list[AppProgress]:
+            names = {name for name in table.read_all(["app_id"]).column("app_id").to_pylist() if name is not None}
+            found = [self.last_batch(name) for name in sorted(names)]
+            return [each for each in found if each is not None]
+
+        return table.run(look)
+
     def is_counted(self, app_id: str) -> bool:
         """Whether the app's last commit is by a release that commits empty batches too."""
         table = self.commits_table

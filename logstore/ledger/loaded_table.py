@@ -193,7 +193,7 @@ class LoadedTable:
         self._checkpoint_version = max([-1, *checkpoints])
         known = max(self._durable_version, self._checkpoint_version)
         commits = self._log.find_commits()
-        if self._table is not None and not self._is_at_hand(self._table, checkpoints, commits):
+        if self._table is not None and not self._has_its_files(self._table, checkpoints, commits):
             self._table, self._files = None, None
         newer = self._log.check_newer(known, commits)
         self._log.sync_commits(newer)
@@ -203,7 +203,7 @@ class LoadedTable:
             raise Torn
         self._durable_version = max([known, *newer])
 
-    def _is_at_hand(self, table: DeltaTable, checkpoints: list[int], commits: list[int]) -> bool:
+    def _has_its_files(self, table: DeltaTable, checkpoints: list[int], commits: list[int]) -> bool:
         """Whether the files that a loaded table goes back to are still there: delta-rs reads them when it is asked."""
         base = self._loaded_from
         return (base < 0 or base in checkpoints) and (table.version() <= base or base + 1 in commits)

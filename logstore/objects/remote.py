@@ -2,7 +2,7 @@
 
 The library is loaded and the connection opened by the first request, in the process that makes it. Its threads do not
 survive a fork: a child of a process that made requests would hang, so it is refused. Credentials come from where the
-cloud's own tools take them (environment, instance role) or from `options`. Secrets among the options stay in this
+cloud's own tools take them (environment, profile, role) or from `options`. Secrets among the options stay in this
 process: they are in no pickle, no message and no log.
 """
 
@@ -32,6 +32,7 @@ from logstore.errors import (
 from logstore.forks import OBJECT_STORAGE
 from logstore.limits import MIB
 from logstore.objects.objects import Bytes, Head, Version, check_key
+from logstore.objects.profiles import profile_credentials, profile_region
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -63,6 +64,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 #: where the machine's role is asked for, as the last of all sources of credentials
 _METADATA = re.compile(r"https?://(169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal)/")
+#: a key that nobody has; some servers say 404 beside it
+_UNKNOWN_KEY = ("InvalidAccessKeyId", "XAdminUserNotFound", "XAdminNoSuchUser")
 #: a request that never left
 _NOT_SENT = re.compile(r"ConnectError|ConnectionRefused|dns error|tcp connect error")
 
@@ -212,9 +215,14 @@ class RemoteObjects:
         if "allow_http" in client:
             client["allow_http"] = str(client["allow_http"]).lower() == "true"
         config: Any = {name: value for name, value in self._options.items() if name not in _CLIENT_OPTIONS}
+        more: dict[str, Any] = {}
+        if self.url.startswith("s3"):
+            more["credential_provider"] = profile_credentials(self._options)
+            region = None if {"region", "aws_region"} & {name.lower() for name in config} else profile_region()
+            config |= {} if region is None else {"region": region}
         try:
             # Retries are ours: the library's own would hide whether an earlier attempt was applied.
-            return from_url(self.url, config=config, client_options=client, retry_config={"max_retries": 0})  # type: ignore[call-overload,no-any-return]
+            return from_url(self.url, config=config, client_options=client, retry_config={"max_retries": 0}, **more)  # type: ignore[call-overload,no-any-return]
         except (BaseError, ValueError) as error:
             raise InvalidConfig(
                 f"{self.url} cannot be opened: {_plain(str(error), self._options)}",
@@ -238,6 +246,8 @@ class RemoteObjects:
                 f"{action} was not sent: the endpoint is plain HTTP",
                 hint="Set the storage option allow_http=true (or AWS_ALLOW_HTTP) if that is meant",
             )
+        if code in _UNKNOWN_KEY:
+            return AccessDenied(f"{action} was refused ({said})", file=place, hint=self._rights_hint())
         if code in ("NoSuchBucket", "ContainerNotFound") or "redirect without LOCATION" in text:
             return UnknownBucket(f"there is no bucket for {self.url} ({said})", hint="Look at its name and the region")
         if status == 409:

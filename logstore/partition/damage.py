@@ -79,7 +79,7 @@ class _Scan:
         self._begin: int | None = None  # of the run being read
         self._first = 0
         #: of a batch after a gap, in case the batches that follow contradict it: its position, and the offset before
-        self._doubtful: tuple[int, int] | None = None
+        self._unconfirmed: tuple[int, int] | None = None
 
     def run(self) -> FileScan:
         position = 0
@@ -132,7 +132,7 @@ class _Scan:
                 self._first = self._first if first is None else first
         before = self._last if len(table) == 1 else int(lasts[-2])
         gap = int(begins[-1]) > before + 1
-        self._doubtful = (base_position + int(table[-1, POSITION]), before) if gap else None
+        self._unconfirmed = (base_position + int(table[-1, POSITION]), before) if gap else None
         self._last = int(lasts[-1])
 
     def _end_run(self, position: int) -> None:
@@ -142,16 +142,16 @@ class _Scan:
 
     def _skip(self, trouble: int, reason: str) -> int:
         """Note what lies from `trouble` up to the next intact batch that can follow; its position."""
-        doubtful = self._doubtful
-        low = self._last + 1 if doubtful is None else doubtful[1] + 1
+        unconfirmed = self._unconfirmed
+        low = self._last + 1 if unconfirmed is None else unconfirmed[1] + 1
         following = self._next(trouble, low)
-        if doubtful is not None and following is not None and following.begin_offset <= self._last:
+        if unconfirmed is not None and following is not None and following.begin_offset <= self._last:
             # The batch before the damage claims offsets that intact ones after it have: it is the wrong one.
-            self._retract(*doubtful)
-            trouble, reason = doubtful[0], "its offsets contradict the batches around it"
+            self._retract(*unconfirmed)
+            trouble, reason = unconfirmed[0], "its offsets contradict the batches around it"
         else:
             self._end_run(trouble)
-        self._doubtful = None
+        self._unconfirmed = None
         end = self._size if following is None else following.position
         self._note(Hole(trouble, end, reason, self._claims(trouble, end)))
         return end

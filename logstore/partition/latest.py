@@ -128,8 +128,11 @@ def _pinned(
         _allow_files(_FILES_PER_SEGMENT * len(needed))
         try:
             segments: dict[int, LogSegment] = {base: view.open_segment(base) for base in needed}
-        except (FileNotFoundError, DamagedLog) as error:  # replaced since we saw the list, or really damaged
-            damage = error if isinstance(error, DamagedLog) else None
+        except FileNotFoundError as error:  # replaced since we saw the list
+            reader.gone(error)
+            continue
+        except DamagedLog as error:  # the same, or really damaged
+            damage = error
             continue
         after = seen.state()
         if (before.generation, before.dropped_tombstones) == (after.generation, after.dropped_tombstones):

@@ -55,7 +55,7 @@ def new_folder(fs: FileSystem, directory: str) -> str:
     return folder
 
 
-def keep_aside(
+def quarantine(
     fs: FileSystem, directory: str, regions: Sequence[QuarantinedRegion], reason: Mapping[str, object]
 ) -> list[str]:
     """Copies of the regions in a new folder with their reason, all on disk when this returns; their paths."""

@@ -182,7 +182,7 @@ class PartitionReader:
                 if self._list_is_current():
                     return  # everything between here and `end` was compacted away
             except FileNotFoundError as error:  # replaced or retained while we looked: the list knows more
-                missing = error.filename
+                missing = self.gone(error)
             except OffsetOutOfRange:
                 raise
             except DamagedLog as error:
@@ -209,6 +209,10 @@ class PartitionReader:
         if self._recovery_point is not None and position >= self._recovery_point():
             error.with_hint("The records are still in staging; the next flush, or `duramen recover`, puts them back")
         return error
+
+    def gone(self, error: FileNotFoundError) -> str:
+        """The name of what is gone, where looking again may help. Raises SegmentsChanged where it cannot."""
+        return str(error.filename)
 
     def _list_is_current(self) -> bool:
         return self.state().generation == self._generation
@@ -237,7 +241,7 @@ class PartitionReader:
             try:
                 return offset_for_timestamp(self.view(), timestamp_ms, self.limits)
             except FileNotFoundError as error:
-                missing = error.filename
+                missing = self.gone(error)
             except DamagedLog:  # or replaced, and the list not yet
                 if look + 1 == _LOOKS_MAX:
                     raise

@@ -17,22 +17,21 @@ import numpy as np
 from logstore.config import LogConfig
 from logstore.directory.deletion import mark_deleted, sweep_deleted
 from logstore.directory.state import SegmentEntry
-from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint, CorruptIndex, DamagedLog, OffsetOverflow
+from logstore.errors import BufferLimit, CorruptBatch, CorruptIndex, DamagedLog, OffsetOverflow
 from logstore.files import make_directory
 from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX
 from logstore.partition.cutting import LogCutter, data_end
+from logstore.partition.derived_files import DerivedFiles
 from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.overflow import split_segment
-from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.producer_state_manager import ProducerStateManager
-from logstore.partition.producers import producer_entries, replay
 from logstore.partition.recovery_report import Cut, RecoveryReport
 from logstore.partition.replacements import finish_replacements, numbered_files
-from logstore.partition.soundness import MALFORMED, in_order, well_formed
-from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSITION, SIZE, BatchTable
+from logstore.partition.soundness import in_order, well_formed
+from logstore.records.table import ATTRIBUTES, CONTROL_BIT, LAST_OFFSET, POSITION, SIZE
 from logstore.segment.batches import Chunk
-from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name
+from logstore.segment.names import SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name
 from logstore.segment.resync import intact_at
 from logstore.segment.segment import LogSegment
 from logstore.segment.segment_reader import SegmentSettings
@@ -50,7 +49,7 @@ class Loaded:
     report: RecoveryReport
 
 
-class Loader:
+class Loader(DerivedFiles):
     """One opening of one partition directory."""
 
     def __init__(
@@ -66,21 +65,13 @@ class Loader:
         """`listed` are the segments the state file knows; none where it cannot be relied on. Records below
         `keep_offset` are never given up here: damage among them is an error, and `recover` asks before it costs any.
         """
-        self._fs = environment.fs
-        self._directory = directory
-        self._partition = partition
+        super().__init__(directory, partition, environment, known.log_start_offset, RecoveryReport(known.clean))
         self._config = config
-        self._clock = environment.clock
-        self._limits = environment.limits
         self._clean = known.clean
         # Below the log start nothing is read, so nothing there can be missed.
         self._recovery_point = max(known.recovery_point, known.log_start_offset)
-        self._log_start = known.log_start_offset
         self._listed = {entry.base_offset: entry.size_bytes for entry in listed}
         self._keep_offset = known.keep_offset
-        self._expiration_ms = environment.producer_expiration_ms
-        self._segments: list[LogSegment] = []
-        self.report = RecoveryReport(known.clean)
         self._cutter = LogCutter(self._fs, directory, partition, self.report, self._clock)
 
     def load(self) -> Loaded:
@@ -209,51 +200,6 @@ class Loader:
             segment.close(clean=False)
         self._segments = []
 
-    def _rebuild_indexes(self, segment: LogSegment, reason: str) -> None:
-        """Indexes from the log; stops quietly at damage, which recovery or a reader deals with."""
-        segment.reset_indexes()
-        producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
-        self._rebuild_producers(producers, segment.base_offset)
-        producers.take_snapshot()
-        try:
-            for chunk in segment.chunks():
-                segment.index_batches(chunk)
-                self._apply_producers(producers, segment, chunk)
-                producers.update_map_end_offset(int(chunk.table[-1, LAST_OFFSET]) + 1)
-        except (BufferLimit, *MALFORMED) as error:
-            self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
-        segment.seal()
-        segment.flush()  # no recovery point would make recovery do this
-        producers.take_snapshot()  # those above the segment's base have been dropped
-        self.report.rebuilt.append(f"{segment.offset_index.path}: {reason}")
-
-    def _apply_producers(self, producers: ProducerStateManager, segment: LogSegment, chunk: Chunk) -> None:
-        for entry in producer_entries(chunk.data, chunk.table, self._limits):
-            prepared = producers.prepare([entry], AppendOrigin.RECOVERY)
-            for aborted in producers.apply(prepared):
-                segment.txn_index.append(aborted)
-
-    # --- leader epochs ----------------------------------------------------------------------------------------------
-
-    def _load_epochs(self) -> tuple[LeaderEpochs, bool]:
-        """The epochs, and whether they were lost and must be found in the log again."""
-        try:
-            return LeaderEpochs.load(self._fs, self._directory, limits=self._limits), False
-        except CorruptCheckpoint as error:
-            self.report.notes.append(f"leader epochs read from the log: {error}")
-            epochs = LeaderEpochs(self._fs, os.path.join(self._directory, LEADER_EPOCH_CHECKPOINT))
-            return epochs, True
-
-    def _find_epochs(self, epochs: LeaderEpochs) -> None:
-        epochs.clear(store=False)
-        for segment in self._segments:
-            try:
-                for chunk in segment.chunks(verify_crc=False):
-                    self._note_epochs(epochs, chunk.table, store=False)
-            except (CorruptBatch, BufferLimit) as error:
-                self.report.notes.append(f"leader epochs of {segment.path(FileKind.LOG)} up to damage only: {error}")
-        epochs.store()
-
     # --- unclean stop -----------------------------------------------------------------------------------------------
 
     def _recover(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
@@ -367,35 +313,6 @@ class Loader:
         segment.cut_bytes(size_bytes)
         return True
 
-    def _note_epochs(self, epochs: LeaderEpochs, table: BatchTable, *, store: bool = True) -> None:
-        latest = epochs.latest.epoch if epochs.latest else -1
-        for row in np.nonzero(table[:, LEADER_EPOCH] > latest)[0].tolist():
-            epoch = int(table[row, LEADER_EPOCH])
-            if epoch > latest:
-                base = int(table[row, BASE_OFFSET])
-                epochs.assign(epoch, base if base >= 0 else int(table[row, LAST_OFFSET]), store=store)
-                latest = epoch
-
-    # --- producer state ---------------------------------------------------------------------------------------------
-
-    def _rebuild_producers(self, producers: ProducerStateManager, end_offset: int) -> None:
-        """Producer state as of `end_offset`: the newest usable snapshot, then the headers after it."""
-        for error in producers.truncate_and_reload(self._log_start, end_offset, self._clock.now_ms()):
-            self.report.notes.append(f"snapshot dropped: {error}")
-        start = max(producers.map_end_offset, self._log_start)
-        for at, segment in enumerate(self._segments):
-            following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None
-            if segment.base_offset >= end_offset or (following is not None and following <= start):
-                continue
-            producers.update_map_end_offset(max(segment.base_offset, start))
-            if at + 2 >= len(self._segments):  # so that the next start, or a truncation, need not replay this again
-                producers.take_snapshot()
-            try:
-                replay(producers, segment, start, end_offset, self._limits)
-            except MALFORMED as error:  # below the recovery point, which is a reader's to find
-                self.report.notes.append(f"producer state is incomplete: {error}")
-        producers.update_map_end_offset(end_offset)
-
     def _drop_all(self, epochs: LeaderEpochs, producers: ProducerStateManager) -> None:
         for segment in self._segments:
             segment.close(clean=False)
@@ -441,6 +358,8 @@ def _needs_no_index(segment: LogSegment) -> bool:
         tables = [chunk.table for chunk in segment.chunks()]
     except (CorruptBatch, BufferLimit):
         return False
+    if any((table[:, ATTRIBUTES] & CONTROL_BIT).any() for table in tables):
+        return False  # markers make a transaction index, which a copy may have come without
     return all(int(table[:, LAST_OFFSET].max()) - segment.base_offset <= RELATIVE_OFFSET_MAX for table in tables)
 
 

@@ -19,7 +19,7 @@ from logstore.errors import DamageError
 from logstore.files import FileSystem
 from logstore.limits import RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.losses import merged, without
-from logstore.partition.quarantine import QuarantinedRegion, keep_aside
+from logstore.partition.quarantine import QuarantinedRegion, quarantine
 from logstore.partition.salvage import Partition, Piece, Salvage, SegmentSalvage
 from logstore.records.native import address_of, kernels
 from logstore.segment.batches import Chunk, read_batches
@@ -101,7 +101,7 @@ def _set_aside(partition: Partition, plan: Salvage, state: PartitionState) -> li
         "high_watermark": partition.committed,
         "dropped_tombstones": state.dropped_tombstones,
     }
-    return keep_aside(partition.fs, partition.directory, regions, document)
+    return quarantine(partition.fs, partition.directory, regions, document)
 
 
 def _outputs(partition: Partition, segment: SegmentSalvage) -> list[tuple[int, list[Piece]]]:

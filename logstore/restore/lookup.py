@@ -5,6 +5,7 @@ State is read_committed (see `visibility`): open and aborted transactions do not
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from logstore.cleaner.versions import Order
@@ -51,19 +52,13 @@ def _place(record: Record, order: Order) -> tuple[int, int]:
 def latest_in_partition(store: ReadableStore, topic: Topic, number: int, key: bytes) -> Record | None:
     """The same in one partition."""
     order = Order.of(store.log_config(topic))
-    reader = store.reader(topic, number)
-    try:
-        for _ in range(_LOOKS_MAX):
+    for _ in range(_LOOKS_MAX):
+        with contextlib.suppress(OffsetOutOfRange, SegmentsChanged), store.snapshot(topic, number) as reader:
             before = reader.state()
-            try:
-                found = _scan_backwards(reader, key, order)
-            except OffsetOutOfRange:  # the log start moved past where we looked
-                continue
+            found = _scan_backwards(reader, key, order)
             # What was looked for may have been superseded after the end, and be removed before we came to it.
             if (found is not None and order.by_offset) or not _lost_records(before, reader.state()):
                 return found
-    finally:
-        reader.close()
     raise SegmentsChanged(
         f"compaction or retention changed the log during each of {_LOOKS_MAX} lookups",
         partition=topic.partition(number),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from logstore.topics.readable import ReadableStore
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from logstore.restore.follow import Followed
+    from logstore.topics.readable import ReadableStore
 
 
 class Reads:

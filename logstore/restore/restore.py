@@ -39,6 +39,8 @@ RESTORED = pa.schema(
     ]
 )
 
+#: a partition of which nothing was delivered is begun again this often
+_TRIES_MAX = 3
 _OLDEST = (INT64_MIN - 1,)
 
 
@@ -221,23 +223,36 @@ def restore_partition(
                 hint="Restore everything, without since_offsets",
             )
 
-    try:
-        yield from latest_records(
-            store.reader(topic, number, end_offset=end),
-            plan.start_offsets[number],
-            end,
-            wanted=Wanted(tombstones=tombstones, committed=True, headers=headers, memory_bytes=memory_bytes),
-            limits=store.limits,
-            held=check,
-            winners=None
-            if plan.order.by_offset
-            else lambda view, low, high: winners(view, low, high, plan.order, committed=True, limits=store.limits),
-            progress=progress,
-        )
-    except FileNotFoundError as error:  # a directory's files are open by then; objects are asked for one by one
-        raise SegmentsChanged(
-            "what the restore reads was deleted meanwhile", file=error.filename, hint="Restore again"
-        ) from error
+    for tries_left in reversed(range(_TRIES_MAX)):
+        delivered = False
+        try:
+            with store.snapshot(topic, number) as reader:
+                for columns in latest_records(
+                    reader,
+                    plan.start_offsets[number],
+                    end,
+                    wanted=Wanted(tombstones=tombstones, committed=True, headers=headers, memory_bytes=memory_bytes),
+                    limits=store.limits,
+                    held=check,
+                    winners=None
+                    if plan.order.by_offset
+                    else lambda view, low, high: winners(
+                        view, low, high, plan.order, committed=True, limits=store.limits
+                    ),
+                    progress=progress,
+                ):
+                    delivered = True
+                    yield columns
+            return
+        except (FileNotFoundError, SegmentsChanged) as error:
+            # A directory's files are open by then; objects are asked for one by one.
+            if delivered or not tries_left:
+                file = error.filename if isinstance(error, FileNotFoundError) else error.file
+                raise SegmentsChanged(
+                    "what the restore reads was deleted meanwhile; nothing of this partition counts",
+                    file=file,
+                    hint="Restore again",
+                ) from error
 
 
 def restored_batch(columns: DecodedColumns, partition: int) -> pa.RecordBatch:

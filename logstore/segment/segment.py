@@ -55,7 +55,7 @@ class LogSegment(SegmentReader):
 
     # --- appending --------------------------------------------------------------------------------------------------
 
-    def _own_log(self) -> None:
+    def _unshare_log(self) -> None:
         """Before the `.log` is changed in place: backups and exports share it by hard links, and get to keep it."""
         path = self.path(FileKind.LOG)
         if make_own(self._fs, path):
@@ -112,7 +112,7 @@ class LogSegment(SegmentReader):
         if placed:
             if lies_at is None:
                 if not self._owned:
-                    self._own_log()
+                    self._unshare_log()
                 begin = int(table[first, POSITION])
                 end = int(table[first + placed - 1, POSITION] + table[first + placed - 1, SIZE])
                 self.log.pwrite(data[begin:end].data, start)
@@ -157,7 +157,7 @@ class LogSegment(SegmentReader):
     def trim_log(self) -> None:
         """Cut what a failed write left behind the logical end."""
         if self.log.size() != self.size_bytes:
-            self._own_log()
+            self._unshare_log()
             self.log.truncate(self.size_bytes)
 
     def flush(self) -> None:
@@ -178,7 +178,7 @@ class LogSegment(SegmentReader):
         dropped = 0
         self._owned = False  # it may have been sealed, and linked, since it was written to
         if header is not None:
-            self._own_log()
+            self._unshare_log()
             dropped = self.size_bytes - header.position
             self.log.truncate(header.position)
             self.size_bytes = header.position
@@ -212,7 +212,7 @@ class LogSegment(SegmentReader):
         """Keep the first `size_bytes` of the log file; returns how many went. Indexes are the caller's."""
         dropped = self.log.size() - size_bytes
         if dropped:
-            self._own_log()
+            self._unshare_log()
             self.log.truncate(size_bytes)
         self.size_bytes = size_bytes
         if size_bytes == 0:

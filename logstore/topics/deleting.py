@@ -48,7 +48,7 @@ def take_back_import(store: OpenStore, topic_id: str, topic: Topic | None) -> li
 def finish_deletion(store: OpenStore, topic_id: str, topic: Topic | None, what: str) -> list[str]:
     """Remove what belongs to a deleted topic, the mark last; the caller holds its lease."""
     removed = []
-    for partition in store.partitions_at_hand(topic):
+    for partition in store.existing_partitions(topic):
         directory = store.layout.partition(partition)
         carried = store.topic_id_at(directory)
         if carried == topic_id or (carried is None and _is_log_of(store, topic, partition)):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from logstore.config import LogConfig
 from logstore.directory.state import PartitionState, SegmentEntry
 from logstore.files import FileSystem
-from logstore.ledger.rows import RunRow
 from logstore.limits import Limits
 from logstore.records.header import BatchHeader, read_header
 from logstore.topic import TopicPartition
+
+if TYPE_CHECKING:
+    from logstore.ledger.rows import RunRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from logstore.clock import Clock
@@ -76,10 +76,14 @@ class Receiving(Protocol):
 class Departures(Protocol):
     """Some topics as of one moment, which stays to be read while the context lasts."""
 
-    topics: Sequence[Topic]
-    #: of every app that the store knows
-    apps: Sequence[AppProgress]
-    taken_ms: int
+    @property
+    def topics(self) -> Sequence[Topic]: ...
+    @property
+    def apps(self) -> Sequence[AppProgress]:
+        """Of every app that the store knows."""
+
+    @property
+    def taken_ms(self) -> int: ...
 
     def log_bytes(self, topic: Topic, number: int) -> int: ...
 
@@ -87,18 +91,6 @@ class Departures(Protocol):
         self, topic: Topic, number: int, directory: str, progress: Callable[[int], None], *, link: bool = False
     ) -> Taken:
         """Put the partition's files into a folder. Raises DamagedLog, SegmentsChanged."""
-
-
-class Giving(Protocol):
-    """What is asked of a store that topics are copied from. Implemented by `LogStore` and `BucketStore`."""
-
-    @property
-    def path(self) -> str: ...
-
-    def topics(self) -> list[Topic]: ...
-    def topic(self, name: str) -> Topic: ...
-
-    def departures(self, topics: Sequence[Topic], *, what: str) -> AbstractContextManager[Departures]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +101,11 @@ class Taken:
     high_watermark: int
     linked_bytes: int
     copied_bytes: int
-    last_stable_offset: int = field(default=-1)
+
+
+class Take(Protocol):
+    """Puts a partition's files into a directory, as hard links if `link`, and tells `progress` of the bytes."""
+
+    def __call__(
+        self, topic: Topic, number: int, directory: str, progress: Callable[[int], None], *, link: bool = False
+    ) -> Taken: ...

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,8 @@ from logstore.errors import (
     LockHeld,
 )
 from logstore.files import make_directory
-from logstore.partition.roll import max_segment_ms
 from logstore.segment.names import FileKind, file_name
 from logstore.topic import TopicPartition
-from logstore.topics.looking import PartitionLook, first_header
 from logstore.topics.open_topics import OpenTopics
 from logstore.topics.places import segments_at, topic_id_at
 from logstore.topics.registry import Topic
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from logstore.partition.environment import LastKnown, LogEnvironment
     from logstore.partition.log import PartitionLog
     from logstore.partition.reader import PartitionReader
+    from logstore.topics.looking import PartitionLook
 
 
 class OpenStore(OpenTopics):
@@ -107,6 +106,9 @@ class OpenStore(OpenTopics):
 
     def look(self, topic: Topic, number: int) -> PartitionLook:
         """The partition as planning sees it, by its small files. Raises UnknownTopic, CorruptState."""
+        from logstore.partition.roll import max_segment_ms
+        from logstore.topics.looking import PartitionLook, first_header
+
         partition, state, ends = topic.partition(number), self.partition_state(topic, number), self.ends(topic)
         directory, end = self.layout.partition(partition), ends.high_watermarks[number]
 
@@ -161,6 +163,15 @@ class OpenStore(OpenTopics):
             else:
                 found += (stat.mtime_ms, stat.size_bytes)
         return tuple(found)
+
+    @contextlib.contextmanager
+    def snapshot(self, topic: Topic, number: int) -> Iterator[PartitionReader]:
+        """A reader whose files are open when it begins: deleting their names does not matter."""
+        reader = self.reader(topic, number)
+        try:
+            yield reader
+        finally:
+            reader.close()
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader:
         """A reader of the partition, for as long as the store is open; it blocks no writer.
@@ -335,13 +346,13 @@ class OpenStore(OpenTopics):
             or topic_id in self.marks.ids()
             or any(
                 self.topic_id_at(self.layout.partition(partition)) == topic_id
-                for partition in self.partitions_at_hand(None)
+                for partition in self.existing_partitions(None)
             )
         )
 
     # --- sweeping ------------------------------------------------------------------------------------------------
 
-    def partitions_at_hand(self, topic: Topic | None) -> list[TopicPartition]:
+    def existing_partitions(self, topic: Topic | None) -> list[TopicPartition]:
         """Partitions that have a directory: of the topic, or all when the topic is not known."""
         names = self.fs.listdir(self.layout.logs)
         if topic is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from logstore.clock import Clock
@@ -10,11 +11,11 @@ from logstore.config import BrokerConfig, LogConfig, Resolved
 from logstore.directory.ends import TopicEnds
 from logstore.directory.state import PartitionState
 from logstore.limits import Limits
-from logstore.topics.looking import PartitionLook
 from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
     from logstore.partition.reader import PartitionReader
+    from logstore.topics.looking import PartitionLook
 
 
 class ReadableStore(Protocol):
@@ -46,6 +47,9 @@ class ReadableStore(Protocol):
 
     @property
     def broker_config(self) -> BrokerConfig: ...
+    @property
+    def settings_file(self) -> str:
+        """Where the settings of the store as a whole are, or would be."""
 
     def broker_settings(self) -> dict[str, Resolved]:
         """The settings of the store as a whole, each with its source."""
@@ -68,3 +72,9 @@ class ReadableStore(Protocol):
         """The partition at one moment, as planning and figures see it."""
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
+
+    def snapshot(self, topic: Topic, number: int) -> AbstractContextManager[PartitionReader]:
+        """A reader for what must be read whole: while it is open, what it found at its first look stays.
+
+        Where it does not (a reader that slept for too long), FileNotFoundError or SegmentsChanged: begin again.
+        """

@@ -19,6 +19,11 @@ class StoreSettings:
         self._broker = resolve_broker(settings, store_file=source)
         self._configs: dict[tuple[bool, tuple[tuple[str, str], ...]], LogConfig] = {}
 
+    @property
+    def settings_file(self) -> str:
+        """Where its own settings are, or would be."""
+        return self._source
+
     def broker_settings(self) -> dict[str, Resolved]:
         """The settings of the store as a whole, each with its source."""
         return self._broker

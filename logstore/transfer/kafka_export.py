@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -48,6 +48,7 @@ from logstore.segment.names import (
     parse_partition_directory,
 )
 from logstore.topic import TopicPartition, parse_uuid
+from logstore.topics.moving import Take, Taken
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 
@@ -93,21 +94,8 @@ class Exportable(Protocol):
 
     def log_environment(self) -> LogEnvironment: ...
 
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A partition's files up to its high watermark, in a directory of their own."""
-
-    state: PartitionState
-    high_watermark: int
-    linked_bytes: int
-    copied_bytes: int
-
-
-class Take(Protocol):
-    """Puts a partition's files into a directory, and tells `progress` of the bytes."""
-
-    def __call__(self, topic: Topic, number: int, directory: str, progress: Callable[[int], None]) -> Taken: ...
+    def exports(self, topics: Sequence[Topic]) -> contextlib.AbstractContextManager[Take]:
+        """How to get at their partitions; of a bucket, as of one moment."""
 
 
 def check_topic_ids(topics: list[Topic], topic_ids: Mapping[str, str]) -> None:
@@ -171,11 +159,8 @@ def export_topics(
     unclean: bool = False,
     identity: MetaProperties | None = None,
     progress: Callable[[int], None] = lambda size_bytes: None,
-    take: Take | None = None,
 ) -> Export:
     """Export the topics up to their high watermarks.
-
-    `take` brings a partition's files; without, they are those of a store in a directory.
 
     `topic_ids` are the ids the broker knows the topics by; without, they keep the id they were imported with, or the
     store's. `unclean` leaves out the marker of a clean stop, so that the broker checks everything. `identity` becomes
@@ -183,7 +168,6 @@ def export_topics(
     Raises ExportRefused, StoreInUse.
     """
     fs, topic_ids = store.fs, topic_ids or {}
-    brings = partial(take or _from_directory(store), progress=progress)
     check_topic_ids(topics, topic_ids)
     check_target(store, directory, topics)
     fs.mkdir(directory)
@@ -198,11 +182,13 @@ def export_topics(
         others = _holds_other_partitions(fs, directory, topics)
         was_clean = delete_clean_shutdown(fs, os.path.join(directory, CLEAN_SHUTDOWN))
         fs.mkdir(draft)
-        done = [
-            _build(store, topic, number, draft, topic_ids.get(topic.name, topic.export_id), brings)
-            for topic in topics
-            for number in range(topic.partitions)
-        ]
+        with store.exports(topics) as take:
+            brings = partial(take, progress=progress, link=True)
+            done = [
+                _build(store, topic, number, draft, topic_ids.get(topic.name, topic.export_id), brings)
+                for topic in topics
+                for number in range(topic.partitions)
+            ]
         fs.fsync_dir(draft)
         for exported, _ in done:
             target = os.path.join(directory, str(exported.partition))
@@ -236,20 +222,24 @@ def _holds_other_partitions(fs: FileSystem, directory: str, topics: list[Topic])
     return False
 
 
-def _from_directory(store: Exportable) -> Take:
-    assert isinstance(store, OpenStore)
-    return partial(_take_from_directory, store)
-
-
-def _take_from_directory(
-    store: OpenStore, topic: Topic, number: int, directory: str, progress: Callable[[int], None]
+def take_from_directory(
+    store: OpenStore,
+    topic: Topic,
+    number: int,
+    directory: str,
+    progress: Callable[[int], None],
+    *,
+    link: bool = False,
 ) -> Taken:
+    """Implements `Take` for a store in a directory."""
     partition = topic.partition(number)
     # No compaction and no retention meanwhile; appends go on, above the high watermark read here.
     with store.locks.maintenance(topic.id, number, what=f"export {partition}"):
         high_watermark = store.high_watermark(topic, number)
         state = store.partition_state(topic, number)
-        return Taken(state, high_watermark, *take_files(store, partition, state, high_watermark, directory, progress))
+        return Taken(
+            state, high_watermark, *take_files(store, partition, state, high_watermark, directory, progress, link=link)
+        )
 
 
 def _build(

@@ -20,13 +20,13 @@ from functools import partial
 
 from logstore.commit.committer import Committer
 from logstore.directory.checkpoint import write_partition_metadata
-from logstore.directory.ends import TopicEnds, write_ends
+from logstore.directory.ends import write_ends
 from logstore.directory.layout import BROKER_GUARD, Layout
 from logstore.directory.origin import Origin, write_origin
-from logstore.directory.state import PartitionState, write_state
+from logstore.directory.state import write_state
 from logstore.directory.trees import copy_file, is_directory, remove_tree
 from logstore.directory.version import write_version
-from logstore.errors import BackupRefused, DamagedLog, UnknownTopic
+from logstore.errors import BackupRefused, DamagedLog
 from logstore.files import FileSystem, replace_file
 from logstore.ledger import Ledger
 from logstore.partition.environment import LastKnown
@@ -36,6 +36,7 @@ from logstore.topic import TopicPartition
 from logstore.topics.checkpoints import project_checkpoints
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic, TopicRegistry
+from logstore.transfer.directory_departures import TopicMoment, directory_departures
 from logstore.transfer.kafka_export import take_files
 
 #: partitions copied side by side; each has a few files open
@@ -58,15 +59,6 @@ class Backup:
     directory: str
     partitions: tuple[BackedUpPartition, ...]
     ledger_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """A topic at the moment of the backup."""
-
-    topic: Topic
-    ends: TopicEnds
-    states: tuple[PartitionState, ...]
 
 
 def check_target(store: OpenStore, directory: str) -> None:
@@ -115,18 +107,15 @@ def backup(
 
 
 def _copy(store: OpenStore, target: Layout, link: bool, progress: Callable[[int], None]) -> Backup:
-    fs = store.fs
-    committer = Committer(store)
+    fs, ledger_bytes = store.fs, 0
+
+    def copy_ledger(committer: Committer) -> None:
+        nonlocal ledger_bytes
+        ledger_bytes = _copy_ledger(fs, committer.ledger, target.ledger)
+
     what = f"backup to {target.root}"
-    topics = sorted(store.topics(), key=lambda topic: topic.id)
-    with contextlib.ExitStack() as maintenance:
-        for topic in topics:
-            maintenance.enter_context(store.locks.maintenance_of(topic.id, what=what))
-        for topic in topics:
-            with contextlib.suppress(UnknownTopic):
-                committer.flush(topic)  # so that little is left to do under the leases
-        taken_ms = store.clock.now_ms()
-        moments, ledger_bytes = _moment(store, committer, topics, target, what)
+    with directory_departures(store, store.topics(), what=what, at_that_moment=copy_ledger) as leaving:
+        moments, taken_ms = leaving.moments, leaving.taken_ms
         wanted = [(moment, number) for moment in moments for number in range(moment.topic.partitions)]
         with ThreadPoolExecutor(_THREADS) as pool:  # a copy waits for the disk most of the time
             partitions = list(
@@ -158,32 +147,6 @@ def _copy(store: OpenStore, target: Layout, link: bool, progress: Callable[[int]
     return Backup(target.root, tuple(partitions), ledger_bytes)
 
 
-def _moment(
-    store: OpenStore, committer: Committer, topics: list[Topic], target: Layout, what: str
-) -> tuple[list[_Moment], int]:
-    """Ends and segment lists of all topics, and the ledger, as of one moment; nothing is committed meanwhile."""
-    fs, moments = store.fs, []
-    with contextlib.ExitStack() as leases:
-        for topic in topics:
-            leases.enter_context(store.locks.lease(topic.id, what=what))
-        for listed in topics:
-            topic = store.topic(listed.name)
-            if topic.id != listed.id or topic.partitions != listed.partitions:
-                raise BackupRefused(f"topic {topic.name} was altered just now", hint="Try again.")
-            ends = committer.settle(topic)
-            states = tuple(store.partition_state(topic, number) for number in range(topic.partitions))
-            for number, state in enumerate(states):
-                if state.swap is not None:
-                    raise DamagedLog(
-                        "a replacement of segments was interrupted",
-                        partition=topic.partition(number),
-                        hint="Run `duramen recover` first",
-                    )
-            moments.append(_Moment(topic, ends, states))
-        ledger_bytes = _copy_ledger(fs, committer.ledger, target.ledger)
-    return moments, ledger_bytes
-
-
 def _copy_ledger(fs: FileSystem, ledger: Ledger, target: str) -> int:
     """The tables' files, which stay in place while they are copied: the logs first, and then all that they can name."""
     copied = 0
@@ -206,7 +169,7 @@ def _copy_files(fs: FileSystem, source: str, target: str) -> int:
 
 
 def _copy_partition(
-    store: OpenStore, target: Layout, moment: _Moment, number: int, link: bool, progress: Callable[[int], None]
+    store: OpenStore, target: Layout, moment: TopicMoment, number: int, link: bool, progress: Callable[[int], None]
 ) -> BackedUpPartition:
     fs, topic = store.fs, moment.topic
     partition, state, end = topic.partition(number), moment.states[number], moment.ends.high_watermarks[number]

@@ -26,6 +26,7 @@ from logstore.topics import checkpoints, sweeping
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
 from logstore.upkeep.ledger_figures import LedgerFigures, read_counts
+from logstore.upkeep.ledger_tables import LedgerTables
 from logstore.upkeep.retention import flush_before_retention, retain
 
 #: partitions whose counts are recorded together
@@ -63,6 +64,13 @@ class DirectoryMaintenance:
     def free_bytes(self) -> int | None:
         return self._store.free_bytes()
 
+    def total_bytes(self) -> int | None:
+        try:
+            found = os.statvfs(self._store.layout.logs)
+        except OSError:
+            return None
+        return found.f_blocks * found.f_frsize
+
     @property
     def fresh_s(self) -> float:
         return 0
@@ -87,8 +95,11 @@ class DirectoryMaintenance:
     def figures(self) -> LedgerFigures:
         return LedgerFigures(self._store, self._ledger)
 
+    def tables(self) -> LedgerTables:
+        return LedgerTables(self._store)
+
     def history_path(self, topic_id: str | None) -> str | None:
-        return None if self._store.is_read_only else self._store.layout.history(topic_id)
+        return self._store.layout.history(topic_id)
 
     @property
     def activity_folder(self) -> str | None:
@@ -140,8 +151,10 @@ class DirectoryMaintenance:
         """Only what is on disk in the logs may go, and a flush removes what is staged."""
         flush_before_retention(self._store, topic)
 
-    def retain(self, topic: Topic, number: int, *, now_ms: int) -> Retention:
+    def retain(self, topic: Topic, number: int, *, now_ms: int, dry_run: bool = False) -> Retention:
         found = retain(self._store, topic, number, now_ms=now_ms, dry_run=True)
+        if dry_run:
+            return found
         if found.passes:
             return retain(self._store, topic, number, now_ms=now_ms, wait_ms=0)
         self._store.sweep_deleted(topic, number, now_ms=now_ms)

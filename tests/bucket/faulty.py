@@ -41,7 +41,9 @@ class Fault(Enum):
 WRITES = (
     Fault.BEFORE, Fault.AFTER, Fault.LATE, Fault.TWICE, Fault.CONFLICT, Fault.CHANGED, Fault.BUSY,
 )  # fmt: skip
-READS = (Fault.BEFORE, Fault.BUSY, Fault.SHORT)
+READS = (Fault.BEFORE, Fault.BUSY, Fault.SHORT, Fault.MISSING)
+#: each way in which a call can fail; a listing only where something lists
+EVERY = tuple(dict.fromkeys((*WRITES, *READS)))
 
 
 class FaultyObjects:

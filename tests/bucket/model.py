@@ -78,6 +78,8 @@ class World:
     #: what actors say of themselves: a batch's uid → committed, not committed, unknown
     said: dict[str, str] = field(default_factory=dict)
     checks: list[Callable[[World], None]] = field(default_factory=list)
+    #: actors read the time without asking for it
+    timed: bool = False
 
     def copy(self) -> World:
         return World(dict(self.objects), list(self.commits), self.pending, self.now_ms)
@@ -320,7 +322,7 @@ class Run:
             self._advance(name, lambda: actor.send(answer))
 
     def _note(self, name: str, answer: Hashable) -> None:
-        self._seen[name] = hash((self._seen[name], answer))
+        self._seen[name] = hash((self._seen[name], answer, self.world.now_ms if self.world.timed else 0))
 
     def _advance(self, name: str, resume: Callable[[], Op]) -> None:
         try:

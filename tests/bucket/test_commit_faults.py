@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bucket.faulty import READS, WRITES, Fault, FaultyObjects
+from bucket.faulty import EVERY, Fault, FaultyObjects
 from logstore import errors
 from logstore.bucket.rows import check_chain
 from logstore.bucket.store import BucketStore
@@ -20,10 +20,10 @@ from logstore.objects.memory import MemoryObjects
 from logstore.objects.objects import Objects
 from logstore.objects.retrying import Patience, RetryingObjects
 from logstore.records.record import Record
+from logstore.topics.registry import Topic
 
 NOW_MS = 1_700_000_000_000
 CALLS = 16
-FAULTS = tuple({*WRITES, *READS})
 
 
 def fixture() -> MemoryObjects:
@@ -58,7 +58,7 @@ def append(store: BucketStore) -> object:
     return store.append("orders", [Record(b"k", b"1")], app=AppBatch("app", 1, "query"))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", EVERY, ids=lambda fault: fault.name)
 @pytest.mark.parametrize("patience", ["retries", "gives up at once"])
 def test_a_commit_with_a_fault_at_any_call(fault: Fault, patience: str) -> None:
     for call in range(CALLS):
@@ -103,21 +103,39 @@ def test_a_batch_without_app_with_two_faults(fault: Fault) -> None:
                 assert (found == [b"0", b"1"]) == (said == "yes"), where
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_definition_change_with_a_fault_at_any_call(fault: Fault) -> None:
-    def alter(store: BucketStore) -> object:
-        return store.alter_topic("orders", configs={"segment.bytes": "5000"})
+CHANGES: dict[str, Callable[[BucketStore], Topic]] = {
+    "alter": lambda store: store.alter_topic("orders", configs={"segment.bytes": "5000"}),
+    "widen": lambda store: store.alter_topic("orders", partitions=3),
+    "create": lambda store: store.create_topic("other", partitions=3),
+}
 
+
+@pytest.mark.parametrize("fault", EVERY, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_definition_change_with_a_fault_at_any_call(fault: Fault, change: str) -> None:
     for call in range(CALLS):
         inner = fixture()
         faulty = FaultyObjects(inner, {call: fault})
-        said = tried(RetryingObjects(faulty, Patience(sleep=lambda _: None)), alter)
+        said = tried(RetryingObjects(faulty, Patience(sleep=lambda _: None)), CHANGES[change])
+        faulty.faults.clear()
         faulty.land()
-        topic = opened(inner).topic("orders")
-        assert (said, topic.config_version, topic.configs["segment.bytes"]) == ("yes", 2, "5000"), (fault, call)
+        store = opened(inner)
+        versions = {topic.name: (topic.config_version, topic.partitions) for topic in store.topics()}
+        before = {"orders": (1, 1)}
+        after = {
+            "alter": {"orders": (2, 1)},
+            "widen": {"orders": (2, 3)},
+            "create": {"orders": (1, 1), "other": (1, 3)},
+        }
+        if fault is Fault.MISSING and said == "no":  # it looked as if there were no store, or no ledger
+            assert versions == before, (fault, call)
+        else:
+            assert (said, versions) == ("yes", after[change]), (fault, call)
+        assert values(inner) == [b"0"]
+        check_chain(store.ledger.view.topic(store.topic("orders").id))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", EVERY, ids=lambda fault: fault.name)
 def test_a_deletion_with_a_fault_at_any_call(fault: Fault) -> None:
     for call in range(CALLS):
         inner = fixture()
@@ -128,6 +146,38 @@ def test_a_deletion_with_a_fault_at_any_call(fault: Fault) -> None:
         assert (said, store.topic_names()) == ("yes", []), (fault, call)
         created = store.create_topic("orders")
         assert list(store.reader(created, 0).records(0)) == []
+
+
+class Expired(FaultyObjects):
+    """From some call on everything is refused."""
+
+    def __init__(self, inner: Objects, first: int) -> None:
+        super().__init__(inner)
+        self.first = first
+
+    def _begin(self, name: str, key: str) -> Fault | None:
+        fault = super()._begin(name, key)
+        if len(self.calls) > self.first:
+            raise errors.AccessDenied(f"{name} was refused (400 ExpiredToken)", file=key)
+        return fault
+
+
+@pytest.mark.parametrize("change", ["append", "delete", *CHANGES])
+def test_credentials_that_expire_at_any_call(change: str) -> None:
+    """Whoever is told no has changed nothing: what is refused behind a commit says nothing about it."""
+    works: dict[str, Callable[[BucketStore], object]] = {
+        "append": append, "delete": lambda store: store.delete_topic("orders"), **CHANGES,
+    }  # fmt: skip
+    answers = []
+    for call in range(40):
+        inner = fixture()
+        inner_before = opened(inner).ledger.view.version
+        said = tried(RetryingObjects(Expired(inner, call), Patience(sleep=lambda _: None)), works[change])
+        assert (opened(inner).ledger.view.version > inner_before) == (said == "yes"), (change, call, said)
+        answers.append(said)
+    assert answers[0] == "no"
+    assert answers[-1] == "yes"
+    assert "unknown" not in answers
 
 
 def test_credentials_that_expire_behind_a_lost_answer_leave_the_outcome_open() -> None:

@@ -18,10 +18,10 @@ from logstore.bucket.freeing import (
     cleared_floor,
     collectable,
     free_plans,
+    kept_rows,
     named,
     orphan_candidates,
     orphans,
-    prunable,
     raise_floor,
     sealed_sequence,
 )
@@ -347,10 +347,36 @@ def test_a_plan_goes_with_the_last_of_its_topics() -> None:
 
 def test_the_ledger_forgets_no_newest_row_and_none_above_the_floor() -> None:
     rows = (ROWS[0], replace(ROWS[1], app_id="a", batch_id=1), ROWS[2], ROWS[3], ROWS[4])
-    assert prunable(LedgerView(5, rows), {}) == ()
-    floors = {"t": Floor(freed=5, cleared=3)}
-    assert [each.sequence for each in prunable(LedgerView(5, rows), floors)] == [1, 3]
-    assert 5 not in [each.sequence for each in prunable(LedgerView(5, rows), {"t": Floor(freed=5, cleared=5)})]
+    view = LedgerView(5, rows)
+    assert kept_rows(view, {}, {}) == rows
+    kept = kept_rows(view, {"t": Floor(freed=5, cleared=3)}, {})
+    assert [(each.sequence, each.kind) for each in kept] == [
+        (2, Kind.SEALED), (4, ROWS[3].kind), (5, ROWS[4].kind),
+    ]  # fmt: skip
+    assert kept_rows(view, {"t": Floor(freed=5, cleared=5)}, {})[-1] is rows[-1]
+
+
+def test_what_is_sealed_keeps_its_plan_and_its_app_and_no_offsets() -> None:
+    rows = (ROWS[0], replace(ROWS[1], app_id="a", batch_id=1), ROWS[2], ROWS[3], ROWS[4])
+    kept = LedgerView(5, kept_rows(LedgerView(5, rows), {"t": Floor(freed=1, cleared=1)}, {"t": 3}))
+    assert [(each.sequence, each.end_offsets != ()) for each in kept.rows] == [
+        (2, False), (3, False), (4, True), (5, True),
+    ]  # fmt: skip
+    assert [each.plan for each in kept.rows] == [each.plan for each in rows[1:]]
+    progress = kept.app("a")
+    assert progress is not None
+    assert progress.batch_id == 1
+    assert kept.topic("t") == rows[3:]  # the chain goes on behind them
+    assert kept_rows(kept, {}, {"t": 3}) == kept.rows
+
+
+def test_an_ended_topic_keeps_its_partitions_until_nothing_is_left_of_them() -> None:
+    ended = row(6, (9, 8, 1), (9, 8, 1), kind=Kind.ENDED, config_version=2)
+    view = LedgerView(6, (*ROWS, ended))
+    for floor, sealed in ((6, 0), (5, 6)):
+        assert kept_rows(view, {"t": Floor(freed=6, cleared=floor)}, {"t": sealed})[-1] is ended
+    (left,) = kept_rows(view, {"t": Floor(freed=6, cleared=6)}, {"t": 6})
+    assert (left.kind, left.sequence, left.end_offsets) == (Kind.ENDED, 6, ())
 
 
 def head(key: str, age_ms: int) -> Head:

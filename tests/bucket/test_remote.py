@@ -199,6 +199,7 @@ MEANINGS = [
     (401, "", "AccessDenied", "AccessDenied", "AccessDenied"),
     (403, "AccessDenied", "AccessDenied", "AccessDenied", "AccessDenied"),
     (403, "SignatureDoesNotMatch", "AccessDenied", "AccessDenied", "AccessDenied"),
+    (404, "XAdminUserNotFound", "AccessDenied", "AccessDenied", "AccessDenied"),
     (404, "NoSuchBucket", "UnknownBucket", "UnknownBucket", "UnknownBucket"),
     (404, "NoSuchKey", "ObjectMissing", "ObjectChanged", "ObjectMissing"),
     (409, "ConditionalRequestConflict", "RequestConflict", "RequestConflict", "RequestConflict"),

@@ -11,7 +11,9 @@ import pytest
 
 from bucket.servers import Server
 from logstore import errors
+from logstore.bucket import committing
 from logstore.bucket.committing import BucketCommitter
+from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.store import BucketStore
 from logstore.clock import ManualClock
 from logstore.commit.apps import AppBatch
@@ -218,9 +220,11 @@ def test_writers_that_meet_lose_nothing(objects: MemoryObjects, store: BucketSto
 
 
 def test_objects_too_old_to_be_named_are_not_committed(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from logstore.bucket import elapsed
+    class Old(Elapsed):
+        def ms(self) -> int:
+            return 4 * 24 * 3_600_000
 
-    monkeypatch.setattr(elapsed.Elapsed, "ms", lambda self: 4 * 24 * 3_600_000)
+    monkeypatch.setattr(committing, "Elapsed", Old)
     with pytest.raises(errors.StaleObjects):
         store.append("orders", records(0, 1))
     assert values(store) == []

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from cluster.conftest import ROOT, SPARK_HOME, Cluster, environment
+from logstore.directory.checkpoint import read_offset_checkpoint
 from logstore.ledger import Ledger
+from logstore.segment.names import CLEANER_OFFSET_CHECKPOINT
 from logstore.store import LogStore
 
 GIB = 1 << 30
@@ -114,6 +116,14 @@ def test_many_partitions_and_an_application_run_twice(cluster: Cluster, tmp_path
             for number in range(3):
                 keys |= {record.key for record in store.reader(store.topic(name), number).records(0)}
             assert len(keys) == 50
+        states = {
+            (name, number): store.partition_state(store.topic(name), number) for name in "ab" for number in range(3)
+        }
+        cleaned = read_offset_checkpoint(store.fs, f"{store.layout.logs}/{CLEANER_OFFSET_CHECKPOINT}")
+        assert {(each.topic, each.partition): offset for each, offset in cleaned.items()} == {
+            key: state.first_dirty_offset for key, state in states.items()
+        }
+        assert all(state.first_dirty_offset for state in states.values())
     again = submit(cluster, tmp_path, "--airflow-run-id", "manual__2026", "--force")
     assert {run["reason"] for run in again["runs"]} == {"done already under this Airflow run id"}
     assert {run["skip"] for run in again["runs"]} == {"done_before"}

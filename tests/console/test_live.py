@@ -29,7 +29,7 @@ def get(url: str, path: str) -> Any:
         return json.loads(answer.read())
 
 
-def wait_for(what: Any, seconds: float = 60.0) -> Any:
+def wait_for(what: Any, seconds: float = 150.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := what():

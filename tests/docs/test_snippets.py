@@ -18,10 +18,8 @@ import configparser
 import contextlib
 import io
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from delta_session import delta_session
 from docs.page import ROOT, Block, Shell, blocks, check_output
 from logstore.records.record import Record
 from logstore.store import LogStore
@@ -112,24 +111,8 @@ def test_a_form_in_the_reference_names_options_that_exist(block: Block) -> None:
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.databricks.delta.snapshotPartitions", "1")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    )
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    with delta_session(tmp_path_factory.mktemp("warehouse")) as session:
+        yield session
 
 
 def make_store(path: Path) -> None:

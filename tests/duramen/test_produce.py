@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from duramen.commands import produce as command
+from duramen.commands import produce_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_ROWS_PER_COMMIT", 3)
+    monkeypatch.setattr(produce_lines, "ROWS_PER_COMMIT", 3)
 
 
 def lines(path: Path, *values: object, bad: str | None = None) -> str:
@@ -94,7 +94,7 @@ def test_an_interrupt_says_what_is_done(duramen: Any, store_path: Path, output: 
     script = (
         # Whoever runs tests in the background may have it ignored.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "import sys; from duramen.commands import produce; produce._ROWS_PER_COMMIT = 3; "
+        "import sys; from duramen.commands import produce_lines; produce_lines.ROWS_PER_COMMIT = 3; "
         "from duramen.cli import run; sys.exit(run(sys.argv[1:]))"
     )
     arguments = ["--store", str(store_path), "--output", output, "produce", "t", "-"]

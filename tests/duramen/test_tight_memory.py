@@ -76,7 +76,7 @@ COMMANDS = {
     "produce": [rows], "verify": [], "compact": ["--force", "--roll-active"], "get": ["azE=", "--encoding", "base64"],
     "restore": ["--encoding", "base64"], "consume": ["--encoding", "base64"], "explain": [], "plan": [],
     "retain": [], "describe": [], "recover": [], "backup": [folder + "/backup"], "export": [folder + "/export"],
-    "offsets": [], "schedule": ["--once"], "dump": [os.path.join(root, "logs", "t-0")], "prove-erased": ["k1"],
+    "offsets": [], "schedule": ["--once"], "dump": [os.path.join(root, "logs", "t-0")], "prove-erased": ["nobody"],
     "delete-records": ["--partition", "0", "--before-offset", "7", "--yes"], "set-aside": ["--dry-run"],
     "pause": [], "resume": [], "import": [folder + "/broker"], "report": [folder + "/report.html"], "top": ["--once"],
     "runs": [], "topics list": [], "topics describe": [], "topics alter": ["--config", "retention.ms=-1"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,17 +41,3 @@ def orders(store: LogStore) -> Topic:
         with writing(store, topic, number, what="test") as log:
             log.append(some_records(count, seed=number), batch_bytes=400)
     return topic
-
-
-@pytest.fixture
-def read_all() -> Callable[[LogStore, str], dict[int, list[Record]]]:
-    def read(store: LogStore, name: str) -> dict[int, list[Record]]:
-        topic = store.topic(name)
-        found = {}
-        for number in range(topic.partitions):
-            reader = store.reader(topic, number)
-            found[number] = list(reader.records(reader.log_start_offset()))
-            reader.close()
-        return found
-
-    return read

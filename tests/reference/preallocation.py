@@ -16,5 +16,5 @@ def preallocate(segment: LogSegment, log_bytes: int = 0) -> None:
     preallocate_index(segment.offset_index)
     preallocate_index(segment.time_index)
     if log_bytes and not segment.size_bytes:
-        segment._own_log()
+        segment._unshare_log()
         segment.log.truncate(log_bytes)

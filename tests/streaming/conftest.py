@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from logstore.records.record import Record
 from logstore.store import LogStore
 
 pyspark = pytest.importorskip("pyspark")
@@ -45,17 +44,3 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
     with LogStore(tmp_path / "store", create=True) as opened:
         opened.create_topic("orders", partitions=3)
         yield opened
-
-
-@pytest.fixture
-def read_all() -> Callable[[LogStore, str], dict[int, list[Record]]]:
-    def read(store: LogStore, name: str) -> dict[int, list[Record]]:
-        topic = store.topic(name)
-        found = {}
-        for number in range(topic.partitions):
-            reader = store.reader(topic, number)
-            found[number] = list(reader.records(reader.log_start_offset()))
-            reader.close()
-        return found
-
-    return read

@@ -18,6 +18,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from logstore.bucket import committing
+from logstore.bucket.committing import BucketCommitter
+from logstore.bucket.ledger import BucketLedger
 from logstore.commit import apply, committer
 from logstore.commit.committer import Committer
 from logstore.directory.locks import StoreLocks
@@ -106,6 +109,12 @@ def at_step(step: str, act: Callable[[], None]) -> None:
         wrap(Committer, "_make_durable", after=act)
     elif step == "flushed":
         wrap(Committer, "_drop_plan", before=act)
+    elif step == "bucket staged":
+        wrap(BucketCommitter, "commit", before=act)
+    elif step == "bucket planned":
+        wrap(committing._Decision, "_put", after=act)
+    elif step == "bucket committed":
+        wrap(BucketLedger, "commit", after=act)
     else:
         raise ValueError(step)
 
@@ -151,10 +160,9 @@ def main(told: dict[str, Any]) -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     stream = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1).json(told["source"])
+    options = SinkOptions(flush_ms=told.get("flush_ms", 1000), storage_options=told.get("storage_options", {}))
     if told.get("format") is None:
-        writer = stream.writeStream.foreachBatch(
-            Sink(told["store"], "orders", app_id="app", options=SinkOptions(flush_ms=told.get("flush_ms", 1000)))
-        )
+        writer = stream.writeStream.foreachBatch(Sink(told["store"], "orders", app_id="app", options=options))
     else:
         writer = stream.writeStream.format(told["format"]).options(store=told["store"], topic="orders", app_id="app")
     query = writer.option("checkpointLocation", told["checkpoint"]).trigger(availableNow=True).start()

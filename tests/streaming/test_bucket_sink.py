@@ -19,7 +19,7 @@ from bucket.servers import ROOT, Server
 from duramen.demo import FILES
 from logstore import errors
 from logstore.bucket.store import BucketStore
-from streaming.options import SinkOptions, StorageOptions, write_options
+from streaming.options import SinkOptions, StorageOptions
 from streaming.restore import restore_state
 from streaming.sink import LogSink
 
@@ -110,9 +110,79 @@ def test_what_was_written_is_read_by_tasks(spark: SparkSession, url: str, option
     assert 0 < found.where("partition = 1").count() < 100
 
 
-def test_the_data_source_says_that_it_does_not_write_to_a_bucket(url: str) -> None:
-    with pytest.raises(errors.InvalidConfig, match="LogSink in foreachBatch"):
-        write_options({"store": url, "topic": "orders"})
+def given(url: str, options: dict[str, str], **more: str) -> dict[str, str]:
+    """Options of the data source."""
+    return {f"storage.{name}": value for name, value in options.items()} | {"store": url} | more
+
+
+def test_a_dataframe_is_written_by_the_data_source(spark: SparkSession, url: str, options: dict[str, str]) -> None:
+    store = BucketStore(url, create=True, storage_options=options)
+    store.create_topic("orders", partitions=2)
+    for _ in range(2):  # the second time it is a replay
+        named = given(url, options, topic="orders", app_id="app", batch_id="0")
+        rows(spark, 0, 100).write.format("duramen").options(**named).mode("append").save()
+    assert values(url, options) == sorted(b"v%d" % n for n in range(100))
+
+
+def test_the_data_source_has_dead_letters_and_says_what_is_wrong(
+    spark: SparkSession, url: str, options: dict[str, str]
+) -> None:
+    store = BucketStore(url, create=True, storage_options=options)
+    store.create_topic("orders", partitions=2)
+    store.create_topic("dead")
+    refused = spark.sql("select cast(null as string) as key, 'no key' as value")
+    store.alter_topic("orders", configs={"cleanup.policy": "compact"})
+    named = given(url, options, topic="orders", deadLetterTopic="dead")
+    refused.write.format("duramen").options(**named).mode("append").save()
+    assert [record.value for record in store.reader("dead", 0).records(0)] == [b"no key"]
+    unknown = rows(spark, 0, 1).write.format("duramen").options(**given(url, options, topic="ordres"))
+    with pytest.raises(Exception, match="no topic is called ordres"):
+        unknown.mode("append").save()
+
+
+def test_a_stream_is_written_by_the_data_source(
+    spark: SparkSession, url: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    """Once also when Spark forgets that a batch is done; and after the topic was altered."""
+    store = BucketStore(url, create=True, storage_options=options)
+    store.create_topic("orders", partitions=2)
+
+    def run() -> None:
+        stream = spark.readStream.schema("key string, value string").parquet(str(tmp_path / "in"))
+        query = (
+            stream.writeStream.format("duramen")
+            .options(**given(url, options, topic="orders", app_id="app"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    for turn in range(2):
+        rows(spark, turn * 50, 50).write.mode("append").parquet(str(tmp_path / "in"))
+        run()
+        store.alter_topic("orders", configs={"retention.ms": str(10**12 + turn)})
+    newest = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    for path in (newest, newest.with_name(f".{newest.name}.crc")):
+        path.unlink(missing_ok=True)
+    run()
+    assert values(url, options) == sorted(b"v%d" % n for n in range(100))
+    progress = LogSink(url, "orders", app_id="app", options=SinkOptions(storage_options=options)).progress()
+    assert [(each.batch_id, each.records) for each in progress] == [(0, 50), (1, 50)]
+
+
+def test_the_sink_tells_how_batches_went(spark: SparkSession, url: str, options: dict[str, str]) -> None:
+    mine = sink(url, options)
+    counts = (10, 0, 30)
+    done = [mine.write(rows(spark, 0, count), batch) for batch, count in enumerate(counts)]
+    found = mine.progress()
+    assert [(each.batch_id, each.records) for each in found] == list(enumerate(counts))
+    assert [each.bytes for each in found] == [each.bytes for each in done]
+    assert [each.commit_ms for each in found] == [each.timings_ms["commit"] for each in done]
+    assert all(each.workers for each in (found[0], found[2]))
+    elsewhere = LogSink(url, "orders", app_id="app", options=SinkOptions(storage_options=options)).progress()
+    assert [each.commit_ms for each in elsewhere[:-1]] == [each.commit_ms for each in found[:-1]]
+    assert elsewhere[-1].commit_ms is None
 
 
 def test_a_stream_reads_batch_by_batch(spark: SparkSession, url: str, options: dict[str, str], tmp_path: Path) -> None:

@@ -7,12 +7,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from logstore.commit.apps import AppBatch
@@ -34,70 +30,16 @@ from logstore.records.header import BatchHeader, read_header
 from logstore.records.partitioner import partition_for_key
 from logstore.records.record import Record
 from logstore.store import LogStore
+from replaying import ROUNDS, SOAK, Rows, Spark, drive, forget_last_commit, has_stopped, run, said, start
 from streaming.sink import LogSink
 
 ReadAll = Callable[[LogStore, str], dict[int, list[Record]]]
-Spark = Any
-ROOT = Path(__file__).parents[2]
-SOAK = os.environ.get("DURAMEN_SOAK") == "1"
-ROUNDS = 20 if SOAK else 3
 #: drivers that are killed at each step: some ten starts of Spark each
 STREAMS = ROUNDS if SOAK else 1
-DRIVER = Path(__file__).parent / "driver.py"
 STEPS = ("staged", "leased", "planned", "committed", "appending", "appended", "published", "synced", "flushed", "any")
 COMMITTED = STEPS[3:9]
 #: where a driver may fall asleep with the lease in its hands
 STALLS = ("leased", "planned", "committed", "appending", "appended")
-
-
-class Rows:
-    """A source folder, and what was put into it."""
-
-    def __init__(self, folder: Path, name: str, rng: random.Random) -> None:
-        self.folder = folder
-        self.name = name
-        self.rng = rng
-        self.files = 0
-        self.values: list[str] = []
-        self.last: list[tuple[str, str]] = []
-        folder.mkdir()
-
-    def add(self) -> None:
-        values = [f"{self.name}-{self.files:03d}-{n:04d}" for n in range(self.rng.randrange(1, 60))]
-        self.last = [(f"k{self.rng.randrange(6)}", value) for value in values]
-        draft = self.folder / f".{self.files}"
-        draft.write_text("\n".join(json.dumps({"key": key, "value": value}) for key, value in self.last))
-        os.utime(draft, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
-        draft.rename(self.folder / f"{self.files:05d}.json")
-        self.files += 1
-        self.values += values
-
-    def last_table(self) -> pa.Table:
-        """What was added last, for a writer without Spark."""
-        return pa.table({"key": [key.encode() for key, _ in self.last], "value": [v.encode() for _, v in self.last]})
-
-
-def start(spark: Spark, rows: Rows, checkpoint: Path, write: Callable[[Any, int], None]) -> Any:
-    stream = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1).json(str(rows.folder))
-    return (
-        stream.writeStream.foreachBatch(write)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-
-
-def run(spark: Spark, rows: Rows, checkpoint: Path, write: Callable[[Any, int], None]) -> Any:
-    query = start(spark, rows, checkpoint, write)
-    assert query.awaitTermination(110)
-    return query
-
-
-def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had died before Spark noted the end of its last batch."""
-    last = max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
-    last.unlink()
-    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
 def check(store: LogStore, read_all: ReadAll, *given: Rows) -> None:
@@ -344,23 +286,6 @@ def test_a_topic_altered_at_any_moment_of_a_batch(
 # --- drivers of their own -------------------------------------------------------------------------------------------
 
 
-def drive(root: Path, rows: Rows, checkpoint: Path, **told: Any) -> subprocess.Popen[bytes]:
-    """What it says is in `checkpoint` with the suffix .log."""
-    told |= {"store": str(root), "source": str(rows.folder), "checkpoint": str(checkpoint)}
-    with open(checkpoint.with_suffix(".log"), "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, str(DRIVER), json.dumps(told)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=log,
-            stderr=log,
-        )
-
-
-def said(checkpoint: Path) -> str:
-    return checkpoint.with_suffix(".log").read_text(errors="replace")[-5000:]
-
-
 class Killed:
     """One stream whose every driver is killed, each at another step; the next one finds what it left."""
 
@@ -407,10 +332,6 @@ def test_a_driver_killed_at_each_step_loses_and_doubles_nothing(
         with LogStore(stream.root) as store:
             check(store, read_all, stream.rows)
             assert len(Committer(store).ledger.commits()) == stream.rows.files
-
-
-def has_stopped(driver: subprocess.Popen[bytes]) -> bool:
-    return Path(f"/proc/{driver.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def check_not_back(before: TopicEnds, now: TopicEnds) -> None:

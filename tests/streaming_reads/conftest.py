@@ -5,17 +5,13 @@ The session has Delta's jars: a JVM takes them only when it starts, and one sess
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logstore.commit.committer import Committer
-from logstore.commit.produce import append_table, table_of
-from logstore.records.record import Record
+from delta_session import delta_session
 from logstore.store import LogStore
 
 if TYPE_CHECKING:
@@ -26,25 +22,8 @@ BASE_MS = 1_700_000_000_000
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from delta import configure_spark_with_delta_pip
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.default.parallelism", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.databricks.delta.snapshotPartitions", "1")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    )
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    with delta_session(tmp_path_factory.mktemp("warehouse")) as session:
+        yield session
 
 
 @pytest.fixture
@@ -59,22 +38,6 @@ def store(path: str) -> Iterator[LogStore]:
 
 
 Append = Callable[..., None]
-
-
-@pytest.fixture
-def append(store: LogStore) -> Append:
-    """Appends records to a topic as one batch; `partitions` names theirs."""
-    committer = Committer(store)
-
-    def run(topic: str, records: list[Record], partitions: list[int] | None = None) -> None:
-        import pyarrow as pa
-
-        table = table_of(records)
-        if partitions is not None:
-            table = table.append_column("partition", pa.array(partitions, pa.int32()))
-        append_table(committer, topic, table)
-
-    return run
 
 
 @pytest.fixture

@@ -86,7 +86,8 @@
   function Steps({ action, onClose }) {
     const [token, setToken] = useState(D.token.get());
     const [options, setOptions] = useState({ force: false, roll_active: false });
-    const [plan, setPlan] = useState(null);
+    const [shown, setPlan] = useState(null);
+    const plan = shown && shown.options === options ? shown : null; // that of other options may not be confirmed
     const [error, setError] = useState(null);
     const [started, setStarted] = useState(null);
     const path = `/actions/${action.action}`;
@@ -99,7 +100,7 @@
       let over = false;
       setPlan(null);
       setError(null);
-      D.post(path, { dry_run: true }, bodyOf(action, options), token).then((answer) => over || setPlan(answer), (caught) => over || fail(caught));
+      D.post(path, { dry_run: true }, bodyOf(action, options), token).then((answer) => over || setPlan({ ...answer, options }), (caught) => over || fail(caught));
       return () => { over = true; };
     }, [token, options]);
     const go = async () => {

@@ -175,5 +175,8 @@
     },
   };
 
-  Object.assign(D, { ApiError, report, query, request, get, post, clock, live, poll, useStore, useApi, useNow, token });
+  /** Of a store in a bucket some things cannot be known, or are not kept. */
+  const inBucket = () => Boolean(live.store && live.store.store.kind === "bucket");
+
+  Object.assign(D, { inBucket, ApiError, report, query, request, get, post, clock, live, poll, useStore, useApi, useNow, token });
 })();

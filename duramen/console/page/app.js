@@ -69,12 +69,13 @@
   }
 
   function Space({ space }) {
-    if (space.free_bytes === null || !space.total_bytes) return null;
+    if (space.free_bytes === null || !space.total_bytes) return html`<span class="space">${bytes(space.log_bytes)} · free space unknown</span>`;
     const used = 1 - space.free_bytes / space.total_bytes;
     return html`<div class="space" title=${`${bytes(space.free_bytes)} of ${bytes(space.total_bytes)} free`}><${D.Meter} value=${used} kind=${used > 0.9 ? "bad" : "accent"} label=${`disk filled to ${D.percent(used)}`} /><span><b class="num">${bytes(space.free_bytes)}</b> free</span></div>`;
   }
 
   function Jobs({ daemon }) {
+    if (!daemon.told) return html`<span class="jobs faint" title="Nothing is locked, and processes do not tell each other what they are at">a bucket does not tell who maintains it</span>`;
     if (!daemon.running) return html`<span class="jobs faint">no scheduler running</span>`;
     return html`<ul class="jobs" aria-label=${`Jobs of the scheduler ${D.plain(daemon.where || "")}`}>${daemon.jobs.map((job) => html`<li class=${`job ${job.running ? "job-running" : ""} ${job.ok === false ? "job-bad" : ""}`} title=${D.plain(job.problems.join("; ")) || undefined}>
       <${Text} text=${job.name} /> <span class="num">${job.running ? "running" : job.interval_ms === null ? "off" : html`<${Next} ms=${job.next_ms} />`}</span></li>`)}</ul>`;
@@ -98,7 +99,7 @@
     const { store, error } = D.useStore();
     return html`<header class="top">
       ${store ? html`<div class="top-row">
-        <div class="store-name"><${Text} class="store-path" text=${store.store.path} title=${D.plain(store.store.path)} />${store.store.read_only ? html`<span class="chip">read-only</span>` : null}${store.store.origin ? html`<span class="chip" title=${D.plain(store.store.origin.source)}>copy</span>` : null}</div>
+        <div class="store-name"><${Text} class="store-path" text=${store.store.path} title=${D.plain(store.store.path)} />${store.store.kind === "bucket" ? html`<span class="chip">bucket</span>` : null}${store.store.read_only ? html`<span class="chip">read-only</span>` : null}${store.store.origin ? html`<span class="chip" title=${D.plain(store.store.origin.source)}>copy</span>` : null}</div>
         <${Health} health=${store.health} /><${Space} space=${store.space} /><${Jobs} daemon=${store.daemon} /></div>
         <${Running} passes=${store.running} />` : error ? null : html`<div class="top-row"><span class="faint">Opening the store…</span></div>`}
       ${D.report ? html`<div class="banner">Report of <${D.Time} ms=${D.report.made_ms} />: a moment, not a live store.</div>` : null}
@@ -173,7 +174,7 @@
           ${store ? html`<span class="version faint num">${D.plain(store.version)}</span>` : null}</div>
       </div>
       <div class="body"><${Header} />
-        <main id="main" tabindex="-1">${locked ? html`<${D.Locked} />` : html`<${Page} key=${hash.split("?")[0] + (route.page === "topics" ? "" : `?${route.params.topic || ""}`)} route=${route} go=${go} />`}</main></div>
+        <main id="main" tabindex="-1" data-place=${hash}>${locked ? html`<${D.Locked} />` : html`<${Page} key=${hash.split("?")[0] + (route.page === "topics" ? "" : `?${route.params.topic || ""}`)} route=${route} go=${go} />`}</main></div>
       <${D.ActionDialog} />
       ${help ? html`<${Help} onClose=${() => setHelp(false)} />` : null}`;
   }

@@ -157,7 +157,7 @@
 
   const HistoryChart = ({ points, label, height }) =>
     points.length === 0
-      ? html`<${D.Empty} title="No history yet">The first point is kept within a minute.<//>`
+      ? D.inBucket() ? html`<${D.Empty} title="No history">None is kept in a bucket.<//>` : html`<${D.Empty} title="No history yet">The first point is kept within a minute.<//>`
       : html`<${TimeChart} unit="bytes" height=${height} times=${points.map((p) => p.time_ms)} label=${`${label}: ${growth(points)}`}
           series=${[
             { label: "size", color: "clean", fill: true, values: points.map((p) => p.size_bytes) },

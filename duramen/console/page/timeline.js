@@ -29,7 +29,8 @@
       const runs = this.props.runs.filter((run) => run.started_ms !== null).sort((a, b) => a.started_ms - b.started_ms);
       const first = Math.min(...runs.map((run) => run.started_ms));
       const last = Math.max(...runs.map((run) => run.ended_ms || run.started_ms), first + 1000);
-      return [runs, first, last, Math.max(1, ...runs.map((run) => Math.max(run.before_bytes || 0, run.after_bytes || 0)))];
+      const apart = Math.max(0, 10000 - (last - first)) / 2; // at least ten seconds, so that the moments below differ
+      return [runs, first - apart, last + apart, Math.max(1, ...runs.map((run) => Math.max(run.before_bytes || 0, run.after_bytes || 0)))];
     }
     draw() {
       const canvas = this.canvas.current;

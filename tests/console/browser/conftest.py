@@ -30,7 +30,7 @@ LISTENER = """
 window.__violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.__violations.push(event.violatedDirective));
 """
-WAIT_MS = 15_000
+WAIT_MS = 30_000
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from console.browser.served import TOKEN, Served
 from console.browser.shop import HOSTILE
+from console.browser.waiting import show
 
 Open = Callable[..., Page]
 PLACES = (
@@ -52,10 +53,7 @@ def test_nothing_serious_on_any_page(shop: Served, open_page: Open, scheme: str,
     # axe puts its script into the page, which the page's own policy would refuse.
     page = open_page(shop.url, scheme=scheme, phone=phone, bypass_csp=True)
     for place in PLACES:
-        page.evaluate("(place) => { location.hash = place; }", place)
-        expect(page.get_by_role("heading", level=1)).to_be_attached()
-        expect(page.locator("main .card, main .empty").first).to_be_visible()
-        expect(page.locator("main .loading")).to_have_count(0)
+        show(page, place)
         if place.startswith("/messages"):
             page.locator("tbody button").first.click()
         assert serious(page) == [], place

@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 
 from console.browser.served import Served
 from console.browser.waiting import wait_until
+from duramen.console.actions import PAUSED
 from logstore.records.record import Record
 from logstore.store import LogStore
 
@@ -40,6 +41,14 @@ PIXELS = """
 
 def answer(page: Page, path: str) -> Any:
     return page.evaluate("(path) => fetch('/api/v1' + path).then((answer) => answer.json())", path)
+
+
+def settle(page: Page) -> None:
+    """A strip that turns into another one is not to scale; when it stands still, it is."""
+    before, drawn = None, page.evaluate(PIXELS)
+    while drawn != before:
+        page.wait_for_timeout(300)
+        before, drawn = drawn, page.evaluate(PIXELS)
 
 
 def assert_strip_is_to_scale(page: Page, log: Any) -> None:
@@ -84,13 +93,15 @@ def test_a_stream_and_the_daemons_compaction_change_the_strip_before_the_eyes(me
     path = memory / "stream"
     with LogStore(path, create=True) as store:
         configs = {"cleanup.policy": "compact", "segment.bytes": 16 << 10, "min.cleanable.dirty.ratio": 0.2}
-        store.create_topic("stream", configs=configs)
+        store.create_topic("stream", configs=configs | {PAUSED: "true"})
         append(store, 40)
-    with Served(path, delay_ms=6_000, compaction_ms=3_000) as served:
+    with Served(path, delay_ms=1_000, compaction_ms=2_000) as served:
         page = open_page(f"{served.url}#/topics/stream/0")
         expect(page.locator(".strip-main canvas")).to_be_visible()
         before = page.evaluate(PIXELS)
         assert before["dirty"] > before["width"] / 2
+        with LogStore(path) as store:
+            store.alter_topic("stream", unset=[PAUSED])
         stop = threading.Event()
 
         def stream() -> None:

@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from compaction_job import compact
 from console.browser.served import Served
+from duramen.console.actions import PAUSED
 from logstore.commit.committer import Committer
 from logstore.records.record import Record
 from logstore.store import LogStore
@@ -28,13 +29,16 @@ def fill(store: LogStore, topic: str, rounds: int) -> None:
 def test_a_pass_under_way_is_in_the_header_and_on_its_partitions_page(memory: Path, open_page: Open) -> None:
     path = memory / "passes"
     with LogStore(path, create=True) as store:
-        store.create_topic("slow", configs=CONFIGS)
+        store.create_topic("slow", configs=CONFIGS | {PAUSED: "true"})
         fill(store, "slow", 60)
     # The limit on bytes a second makes the pass long enough to be looked at.
     slowly = {"log.cleaner.io.max.bytes.per.second": 60_000}
-    with Served(path, delay_ms=4_000, settings=slowly) as served:
+    with Served(path, delay_ms=1_000, compaction_ms=1_000, settings=slowly) as served:
         page = open_page(f"{served.url}#/topics/slow/0")
-        expect(page.locator(".job-running")).to_contain_text("compaction", timeout=45_000)
+        expect(page.locator(".job")).to_have_count(4)
+        with LogStore(path) as store:
+            store.alter_topic("slow", unset=[PAUSED])
+        expect(page.locator(".job-running").filter(has_text="compaction")).to_be_visible(timeout=45_000)
         running = page.locator(".passes li")
         expect(running).to_contain_text("slow-0")
         expect(running.locator(".pass-step")).to_have_text(re.compile("index|rewrite"))

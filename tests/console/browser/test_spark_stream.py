@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from console.browser.served import ROOT, Served
-from console.browser.test_drawing import answer, assert_strip_is_to_scale
+from console.browser.test_drawing import answer, assert_strip_is_to_scale, settle
 from console.browser.waiting import wait_until
 from logstore.store import LogStore
 
@@ -35,6 +36,7 @@ def spark_stream(store: Path, topic: str, checkpoint: Path) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.timeout(600)
 def test_a_spark_stream_and_the_daemon_are_seen_at_work(
     memory: Path, tmp_path: Path, open_page: Callable[..., Page]
 ) -> None:
@@ -61,5 +63,5 @@ def test_a_spark_stream_and_the_daemon_are_seen_at_work(
     with Served(path) as served:
         page = open_page(f"{served.url}#/topics/rates/0")
         wait_until(page, "(document.querySelector('.strip-main canvas') || {width: 0}).width > 300")
-        page.wait_for_timeout(1_500)  # the strip settles
+        settle(page)
         assert_strip_is_to_scale(page, answer(page, "/topics/rates/partitions/0"))

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
-LIMIT_S = 15.0
+LIMIT_S = 30.0
+
+
+def show(page: Page, place: str) -> None:
+    """Go to a place of the page, and wait until that is what it shows, with all that it asked for."""
+    page.evaluate("(place) => { location.hash = place; }", place)
+    page.locator(f"main[data-place={json.dumps('#' + place)}]").wait_for()
+    expect(page.get_by_role("heading", level=1)).to_be_attached()
+    expect(page.locator("main .card, main .empty").first).to_be_visible()
+    expect(page.locator("main .loading")).to_have_count(0)
 
 
 def wait_until(page: Page, expression: str, argument: object = None) -> None:

@@ -15,7 +15,7 @@ from logstore.commit.committer import Committer
 from logstore.directory import shared_clock as module
 from logstore.directory.shared_clock import (
     AGREES_MS,
-    DOUBTED_MS,
+    JUMP_HELD_BACK_MS,
     JUMP_MS,
     SharedClock,
     Sighting,
@@ -63,7 +63,12 @@ class FilesOf(OsFileSystem):
         (1000 + JUMP_MS, 5, Sighting(5, 1000), Sighting(5, 1000 + JUMP_MS)),  # an hour is no jump
         (1001 + JUMP_MS, 5, Sighting(5, 1000), Sighting(5, 1000, 5)),  # more is: time goes on from where it was
         (DAY_MS * 9, 70, Sighting(5, 1000, 5), Sighting(70, 1065, 5)),
-        (DAY_MS * 9, 5 + DOUBTED_MS, Sighting(70, 1065, 5), Sighting(5 + DOUBTED_MS, DAY_MS * 9)),  # it holds for a day
+        (
+            DAY_MS * 9,
+            5 + JUMP_HELD_BACK_MS,
+            Sighting(70, 1065, 5),
+            Sighting(5 + JUMP_HELD_BACK_MS, DAY_MS * 9),
+        ),  # it holds for a day
         (900, 70, Sighting(5, 1000), Sighting(70, 900)),  # set back: believed at once
         (1066, 70, Sighting(5, 1000, 5), Sighting(70, 1066)),  # and right again
         (DAY_MS * 9, 4, Sighting(5, 1000), Sighting(4, DAY_MS * 9)),  # nothing known of this boot
@@ -164,8 +169,8 @@ def test_a_jump_of_the_whole_machine_is_doubted_for_a_day_and_then_believed(
         assert any("ahead" in note for note in report.notes)
         assert len(values_of(store)) == 5
     up = module.uptime_ms
-    monkeypatch.setattr(module, "uptime_ms", lambda: up() + DOUBTED_MS + 1000)
-    clock.off_ms += DOUBTED_MS
+    monkeypatch.setattr(module, "uptime_ms", lambda: up() + JUMP_HELD_BACK_MS + 1000)
+    clock.off_ms += JUMP_HELD_BACK_MS
     with LogStore(root, fs=files, clock=clock) as store:
         report = compact(store)
         assert report.notes == []

@@ -6,30 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from logstore.commit.committer import Committer
-from logstore.commit.produce import append_table, table_of
 from logstore.directory.state import PartitionState, SegmentEntry, SwapNote
 from logstore.records.record import Record
 from logstore.restore.lookup import _lost_records, latest_of_key
 from logstore.store import LogStore
 
 Append = Callable[..., None]
-
-
-@pytest.fixture
-def append(store: LogStore) -> Append:
-    committer = Committer(store)
-
-    def run(topic: str, records: list[Record], partitions: list[int] | None = None) -> None:
-        table = table_of(records)
-        if partitions is not None:
-            table = table.append_column("partition", pa.array(partitions, pa.int32()))
-        append_table(committer, topic, table)
-
-    return run
 
 
 def found(store: LogStore, name: str, key: bytes) -> tuple[int, int, bytes | None] | None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from logstore.commit.committer import Committer
@@ -25,19 +24,6 @@ from logstore.upkeep.retention import delete_records, retain
 
 Append = Callable[..., None]
 State = dict[bytes, bytes | None]
-
-
-@pytest.fixture
-def append(store: LogStore) -> Append:
-    committer = Committer(store)
-
-    def run(topic: str, records: list[Record], partitions: list[int] | None = None) -> None:
-        table = table_of(records)
-        if partitions is not None:
-            table = table.append_column("partition", pa.array(partitions, pa.int32()))
-        append_table(committer, topic, table)
-
-    return run
 
 
 def state_of(store: LogStore, plan: RestorePlan, *, tombstones: bool = False, memory_bytes: int = 1 << 20) -> State:

@@ -14,7 +14,7 @@
     const total = parts.reduce((sum, part) => sum + part.value, 0);
     const unknown = STEPS.filter((step) => values[step] === null);
     const said = STEPS.map((step) => `${step} ${values[step] === null ? "unknown" : `${values[step]} ms`}`).join(", ");
-    return html`<div class="timing"><span class="timing-name">${label}</span><${D.Stack} thin parts=${parts} max=${max} label=${`${label || "time"}: ${said}`} /><span class="num" title=${unknown.length ? `without ${unknown.join(" and ")}, which nobody has told of` : undefined}>${unknown.length ? "≥ " : ""}${D.duration(total)}</span></div>`;
+    return html`<div class="timing"><span class="timing-name">${label}</span><${D.Stack} thin parts=${parts} max=${max} label=${`${label || "time"}: ${said}`} /><span class="num" title=${unknown.length ? `without ${unknown.join(" and ")}, which nobody has told of` : undefined}>${unknown.length === STEPS.length ? "–" : `${unknown.length ? "≥ " : ""}${D.duration(total)}`}</span></div>`;
   }
 
   function App({ app, onOnly, only }) {

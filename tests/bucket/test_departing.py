@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from logstore.bucket.exporting import ExportFromBucket
 from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
@@ -20,8 +18,7 @@ from logstore.partition.log import PartitionLog
 from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.topic import TopicPartition
-from logstore.topics.registry import Topic
-from logstore.transfer.kafka_export import Taken, export_topics
+from logstore.transfer.kafka_export import export_topics
 
 NOW_MS = 1_700_000_000_000
 SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
@@ -42,13 +39,7 @@ def batch(rng: random.Random, now_ms: int) -> list[Record]:
 
 
 def exported(store: BucketStore, target: Path) -> None:
-    face = ExportFromBucket(store)
-
-    def take(topic: Topic, number: int, directory: str, progress: Callable[[int], None]) -> Taken:
-        state, high_watermark, copied_bytes = face.take(topic, number, directory, progress)
-        return Taken(state, high_watermark, 0, copied_bytes)
-
-    done = export_topics(face, str(target), store.topics(), take=take)
+    done = export_topics(store, str(target), store.topics())
     assert done.clean
 
 
