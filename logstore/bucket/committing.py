@@ -231,15 +231,16 @@ class _Decision:
 
     def _told(self, error: DuramenError) -> DuramenError:
         """The error to raise: one that says no may only be raised when no attempt can land any more."""
+        no = "The batch is not committed" + (f". {error.hint}" if error.hint else "")
         if not self._tried:
-            return error
+            return error.with_hint(no)
         try:
             view = self._ledger.refresh()
         except DuramenError:
             view = None
         is_remembered = self._in_doubt is None or self._in_doubt.ms() < _REMEMBERED_MS
         if view is not None and is_remembered and is_settled(view, self._tried) and self._found(view) is None:
-            return error
+            return error.with_hint(no)
         return CommitUnknown(
             f"the batch may be committed, or be committed later: {error.what}",
             file=error.file,

@@ -30,6 +30,7 @@ from logstore.clock import Clock
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
+    DuramenError,
     LedgerError,
     ObjectChanged,
     ObjectExists,
@@ -199,9 +200,16 @@ class BucketLedger:
 
     def _check_in_force(self, version: int, entry: Entry) -> None:
         """A process that slept may have put a version that was there, summarized and cleaned up long ago."""
-        with self._lock:
-            self._view = None
-            view = self.refresh()
+        try:
+            with self._lock:
+                self._view = None
+                view = self.refresh()
+        except DuramenError as error:
+            raise CommitUnknown(
+                f"the commit was sent long after the last look, and now the ledger cannot be read: {error.what}",
+                file=commit_key(version),
+                hint="Look whether it is there before anything else is done",
+            ) from error
         if entry.rows and all(row in view.rows for row in entry.rows):
             return
         taken = {(row.topic_id, row.sequence) for row in view.rows}
@@ -244,7 +252,7 @@ class BucketLedger:
         if view.version - max(at, self._tried) >= _SUMMARY_EVERY * max(1, size // _SUMMARY_BYTES):
             self._tried = view.version
             # What was committed is committed; the next one writes it.
-            with contextlib.suppress(ObjectStoreError, ObjectMissing, LedgerError):
+            with contextlib.suppress(DuramenError):
                 self._summarize()
 
     def _summarize(self) -> None:

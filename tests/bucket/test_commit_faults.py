@@ -148,6 +148,38 @@ def test_a_deletion_with_a_fault_at_any_call(fault: Fault) -> None:
         assert list(store.reader(created, 0).records(0)) == []
 
 
+class Expired(FaultyObjects):
+    """From some call on everything is refused."""
+
+    def __init__(self, inner: Objects, first: int) -> None:
+        super().__init__(inner)
+        self.first = first
+
+    def _begin(self, name: str, key: str) -> Fault | None:
+        fault = super()._begin(name, key)
+        if len(self.calls) > self.first:
+            raise errors.AccessDenied(f"{name} was refused (400 ExpiredToken)", file=key)
+        return fault
+
+
+@pytest.mark.parametrize("change", ["append", "delete", *CHANGES])
+def test_credentials_that_expire_at_any_call(change: str) -> None:
+    """Whoever is told no has changed nothing: what is refused behind a commit says nothing about it."""
+    works: dict[str, Callable[[BucketStore], object]] = {
+        "append": append, "delete": lambda store: store.delete_topic("orders"), **CHANGES,
+    }  # fmt: skip
+    answers = []
+    for call in range(40):
+        inner = fixture()
+        inner_before = opened(inner).ledger.view.version
+        said = tried(RetryingObjects(Expired(inner, call), Patience(sleep=lambda _: None)), works[change])
+        assert (opened(inner).ledger.view.version > inner_before) == (said == "yes"), (change, call, said)
+        answers.append(said)
+    assert answers[0] == "no"
+    assert answers[-1] == "yes"
+    assert "unknown" not in answers
+
+
 def test_credentials_that_expire_behind_a_lost_answer_leave_the_outcome_open() -> None:
     inner = fixture()
 
