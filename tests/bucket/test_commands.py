@@ -172,6 +172,7 @@ def test_a_store_is_moved_and_mended(duramen: Command, tmp_path: Path) -> None:
     assert found["unseen"]
 
 
-def test_what_works_in_a_directory_only_says_so(duramen: Command) -> None:
+def test_what_only_a_directory_needs_says_so(duramen: Command) -> None:
     duramen("set-aside", "orders", code=2)
-    assert "is in a bucket, and this needs a store in a directory so far" in duramen.err
+    assert "is in a bucket, and this needs a store in a directory" in duramen.err
+    assert SECRET_KEY not in duramen.err
