@@ -186,7 +186,7 @@ class StoreCollector(Collector):
 def _partition_metrics(partitions: list[PartitionGauges]) -> Iterator[Metric]:
     sizes = GaugeMetricFamily(
         "duramen_log_bytes",
-        "Bytes of a partition's log, by how compaction sees them.",
+        "Bytes of a partition's log that are clean, dirty or uncleanable.",
         labels=(*_PARTITION, "section"),
     )
     ratio = GaugeMetricFamily(

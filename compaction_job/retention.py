@@ -1,8 +1,9 @@
 """Retention of a store as a step of its own: `python -m compaction_job.retention --store DIR [--topic T]…`.
 
 For schedulers that start compaction one partition at a time. Every policy of every topic, compacted or not; files whose
-delay is over are removed with it. A partition that fails does not stop the others. Prints what it did as JSON; exit
-codes are those of the `duramen` command: 0 done, 1 failed, 2 bad usage.
+delay is over are removed with it. A bucket is sealed before, and what nobody needs there is deleted. A partition that
+fails does not stop the others. Prints what it did as JSON; exit codes are those of the `duramen` command: 0 done,
+1 failed, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from compaction_job.choice import Choice
 from compaction_job.report import Report
 from compaction_job.sampling import take_samples
 from compaction_job.step import run_step, store_parser
-from logstore.compaction.maintenance import MaintainedStore, Maintenance
+from logstore.compaction.maintenance import Job, MaintainedStore, Maintenance
 from logstore.errors import DuramenError, LockHeld
 from logstore.topics.registry import Topic
 
@@ -69,6 +70,14 @@ def project(store: MaintainedStore, report: Report, *, maintenance: Maintenance 
     report.problems += maintenance.publish()
 
 
+def _tidy(maintenance: Maintenance, job: Job, report: Report) -> None:
+    """What a store in a bucket needs beside, where a scheduler stands for the daemon."""
+    if job in maintenance.jobs:
+        done = maintenance.tidy(job, lambda: False, wait_for_idle=False)
+        report.problems += done.problems
+        report.notes += done.notes
+
+
 def parser() -> argparse.ArgumentParser:
     options = store_parser("retention", "Delete what retention gives up.")
     options.add_argument("--topic", action="append", dest="topics", metavar="NAME", help="only these topics")
@@ -83,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = Report("retention", "local", now_ms)
         if options.now_ms is None and (doubt := maintenance.clock_doubt()):
             report.notes.append(doubt)
+        _tidy(maintenance, Job.SEAL, report)
         retain_all(store, Choice(options.topics), report, maintenance=maintenance)
+        _tidy(maintenance, Job.SWEEP, report)
         project(store, report, maintenance=maintenance)
         document = report.as_dict()
         print(json.dumps({name: document[name] for name in ("now_ms", "retained", "problems", "notes")}))

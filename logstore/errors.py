@@ -437,7 +437,7 @@ class HistoryCompacted(UsageError):
 
 
 class BackupRefused(UsageError):
-    """A target directory that cannot become a copy of the store."""
+    """A target that cannot become a copy of the store."""
 
 
 class RecoveryChanged(UsageError):

@@ -67,8 +67,8 @@ def directory_of(path: str | os.PathLike[str]) -> str:
     """The path, for what works with a store in a directory only. Raises InvalidConfig for a URL."""
     if is_url(path):
         raise InvalidConfig(
-            f"{os.fspath(path)} is in a bucket, and this needs a store in a directory so far",
-            hint="docs/bucket.md says what works with a bucket; `duramen maintain` compacts it",
+            f"{os.fspath(path)} is in a bucket, and this needs a store in a directory",
+            hint="docs/bucket.md says what works with a bucket",
         )
     return os.fspath(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ def backup(
 ) -> None:
     """Copy the store as of one moment, while appends go on; the copy is a store of its own."""
     from logstore.objects.opening import is_url
+    from logstore.store import open_store
     from logstore.upkeep import backing_up
 
     target = directory if is_url(directory) else os.path.abspath(directory)
@@ -37,7 +39,7 @@ def backup(
             partitions = sizes
         else:
             with session.progress("backing up", sum(each["size_bytes"] for each in sizes)) as step:
-                done = backing_up.back_up(store, target, link=not copy, progress=step)
+                done = backing_up.back_up(store, target, partial(open_store, create=True), link=not copy, progress=step)
             partitions = [
                 {
                     "topic": each.partition.topic,

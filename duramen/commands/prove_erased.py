@@ -13,6 +13,8 @@ from duramen.commands.options import Encoding, NowMs, OneTopic
 from duramen.session import FAILED, bad_usage, print_pairs, print_table, session, stop, time_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from logstore.compaction.erasure import Erasure
 
 
@@ -25,10 +27,9 @@ def prove_erased(
     now_ms: NowMs = None,
 ) -> None:
     """Look for keys in every file of the store that may still hold them; exit 1 while one does."""
-    from logstore.compaction.erasure import find_keys
-
+    find_keys, unseen = _search()
     wanted = [_key(each, encoding) for each in keys]
-    with session.open() as store:
+    with session.open_any() as store:
         found_topic = store.topic(topic)
         now = store.clock.now_ms() if now_ms is None else now_ms
         total = sum(store.log_bytes(found_topic, number) for number in range(found_topic.partitions))
@@ -68,9 +69,23 @@ def prove_erased(
                     ]
                 )
 
-    session.answer({"topic": topic, "now_ms": now, "keys": documents}, text)
+        for line in unseen:
+            print(f"not seen: {line}")
+
+    session.answer({"topic": topic, "now_ms": now, "keys": documents, "unseen": list(unseen)}, text)
     if not all(each.erased for each in found):
         stop(FAILED)
+
+
+def _search() -> tuple[Callable[..., list[Erasure]], tuple[str, ...]]:
+    """How a store of this kind is looked through, and what that cannot see."""
+    if session.is_in_bucket:
+        from logstore.bucket.erasing import UNSEEN, find_keys_in_bucket
+
+        return find_keys_in_bucket, UNSEEN
+    from logstore.compaction.erasure import find_keys
+
+    return find_keys, ()
 
 
 def _key(text: str, encoding: Encoding) -> bytes:

@@ -33,7 +33,7 @@ def schedule(
         typer.Option(
             "--interval",
             metavar="JOB=MS",
-            help="Run compaction, retention, flush or ledger this often; may be given again.",
+            help="Run a job this often: compaction, retention, flush, ledger (a bucket: seal, sweep). Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +58,7 @@ def schedule(
     once: Annotated[bool, typer.Option("--once", help="Run every job once, then end.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and their intervals, then end.")] = False,
 ) -> None:
-    """Compact, retain, flush idle topics and keep the ledger small, at Kafka's intervals, until SIGTERM or SIGINT."""
+    """Compact, retain, flush or seal, and tidy up, each at its interval, until SIGTERM or SIGINT."""
     try:
         from compaction_job.scheduler import Scheduler
     except ImportError as error:

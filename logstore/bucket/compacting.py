@@ -228,7 +228,8 @@ class PartitionAtHand:
     def gone(self, error: ObjectMissing) -> SegmentsChanged | DamagedLog:
         """What it means that a source is gone: others replaced it, or the log is damaged."""
         manifest = self.source.manifest()
-        if manifest is not None and error.file in {segment.key for segment in manifest.segments}:
+        listed = {segment.key for segment in manifest.segments} if manifest else set()
+        if listed.issuperset(segment.key for segment in self.looked.view.segments):
             return DamagedLog(
                 "an object that the manifest names is gone",
                 partition=self.source.partition,

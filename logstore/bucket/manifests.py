@@ -6,6 +6,7 @@ is in force names what was to be named, the loser has won after all; else the fu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ class Manifests:
         self._now_ms = now_ms
         self._limits = limits
         self._pages: dict[str, bytes] = {}
+        self._lock = threading.Lock()
 
     def read(self, topic_id: str, partition: int) -> SeenManifest:
         """Raises CorruptState, StoreVersionError."""
@@ -58,9 +60,10 @@ class Manifests:
         data = self._pages.get(key)
         if data is None:
             data = self._objects.get(key)[0]
-            while len(self._pages) >= _PAGES_KEPT:
-                self._pages.pop(next(iter(self._pages)), None)
-            self._pages[key] = data
+            with self._lock:
+                while len(self._pages) >= _PAGES_KEPT:
+                    del self._pages[next(iter(self._pages))]
+                self._pages[key] = data
         return data
 
     def change(

@@ -127,10 +127,6 @@ def rebuild_manifest(store: BucketStore, topic: Topic, number: int, found: Found
     return manifest or Manifest(1, new_nonce(), sealed_offset=end, log_start_offset=end)
 
 
-def _empty(base_offset: int) -> SegmentEntry:
-    return SegmentEntry(base_offset, 0, -1)
-
-
 def sealed_once(store: BucketStore, topic: Topic, rows: Sequence[TopicRow], number: int) -> bool:
     """Whether records of the partition were sealed, by the topic's floor: then it had a manifest."""
     sealed = _floor(store, topic.id).sealed

@@ -202,7 +202,7 @@ class _Search:
             parts = [f"{superseded} superseded record{'s' * (superseded > 1)}"] if superseded else []
             if last.offset == latest[key]:
                 parts.append("its tombstone" if last.tombstone else "its value")
-            goes, goes_ms = _leaves(self._config, plan, state, last, last.offset == latest[key], active, self._now_ms)
+            goes, goes_ms = leaves(self._config, plan, state, last, last.offset == latest[key], active, self._now_ms)
             self._place(SEGMENT, path, number, key, hits, ", ".join(parts), goes, goes_ms)
         self._add_unreadable(SEGMENT, path, number, found, "a compaction refuses it; see `duramen verify`")
 
@@ -356,7 +356,7 @@ class _Search:
         return self._found
 
 
-def _leaves(
+def leaves(
     config: LogConfig, plan: PartitionPlan, state: PartitionState, last: Hit, is_latest: bool, active: bool, now_ms: int
 ) -> tuple[str, int | None]:
     """When the newest of a file's records of the key leaves the log."""

@@ -127,15 +127,16 @@ class _Planner:
         return bases, unlisted
 
     def _missing_front(self, bases: list[int]) -> int | None:
-        """Where a segment was in front of those that are there, which no list tells of: what was never flushed was not
-        deleted, either.
+        """Where a segment was in front of those that are there, which no list tells of: the first of all, or of those
+        that were never flushed, since they were not deleted, either.
         """
         given = self._given
-        if given.is_listed or given.flushed_offset is None or given.committed is None:
+        if given.is_listed or given.imported or given.committed is None:
             return None
-        begin = max(self._start, given.flushed_offset) if bases else self._start
-        is_unflushed = given.flushed_offset < given.committed
-        return begin if is_unflushed and begin < (bases[0] if bases else given.committed) else None
+        if not bases:
+            return self._start if self._start < given.committed else None
+        begin = None if given.flushed_offset is None else max(self._start, given.flushed_offset)
+        return begin if begin is not None and begin < bases[0] else None
 
     def _listed_bytes(self, base: int) -> int | None:
         entries = self._given.state.segments if self._given.state and base in self._listed else ()

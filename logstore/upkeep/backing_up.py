@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from logstore.directory.layout import Layout
 from logstore.directory.origin import Origin, write_origin
 from logstore.directory.trees import is_directory, remove_tree
 from logstore.errors import BackupRefused
@@ -52,12 +53,15 @@ def check_target(store: Store, target: str, storage_options: Mapping[str, str] |
 def back_up(
     store: Store,
     target: str,
+    make: Callable[[str], Store],
     *,
     link: bool = True,
     storage_options: Mapping[str, str] | None = None,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[BackedUpPartition]:
-    """Copy the store to a directory or a URL. Raises BackupRefused, LockHeld, DamagedLog, and what buckets raise."""
+    """Copy the store to a directory or a URL. `make` makes a store in a directory.
+
+    Raises BackupRefused, LockHeld, DamagedLog, and what buckets raise."""
     if is_url(target):
         return _to_bucket(store, target, storage_options, progress)
     if isinstance(store, OpenStore):
@@ -66,7 +70,7 @@ def back_up(
             BackedUpPartition(p.partition, p.log_start_offset, p.log_end_offset, p.linked_bytes, p.copied_bytes)
             for p in done.partitions
         ]
-    return _to_directory(store, os.path.abspath(target), progress)
+    return _to_directory(store, os.path.abspath(target), make, progress)
 
 
 def _to_bucket(
@@ -100,16 +104,16 @@ def back_up_into(
     ]
 
 
-def _to_directory(store: Store, target: str, progress: Callable[[int], None]) -> list[BackedUpPartition]:
+def _to_directory(
+    store: Store, target: str, make: Callable[[str], Store], progress: Callable[[int], None]
+) -> list[BackedUpPartition]:
     """Made beside the target, and renamed when it is whole."""
-    from logstore.store import LogStore
-
     check_target(store, target)
     draft = f"{target}.unfinished-{uuid.uuid4().hex[:8]}"
     try:
-        with LogStore(draft, create=True, clock=store.clock, limits=store.limits) as copy:
+        with make(draft) as copy:
             done = copy_topics(store, copy, store.topics(), same_ids=True, progress=progress)
-            write_origin(copy.fs, copy.layout, Origin(store.path, done.taken_ms))
+            write_origin(copy.fs, Layout(draft), Origin(store.path, done.taken_ms))
         OS_FILES.rename(draft, target)
         OS_FILES.fsync_dir(os.path.dirname(target))
     except BaseException:

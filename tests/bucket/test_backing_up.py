@@ -29,9 +29,13 @@ def in_bucket(objects: Objects, clock: ManualClock | None = None, *, is_draft: b
     return BucketStore("memory://copy", objects=objects, clock=clock, is_draft=is_draft)
 
 
+def made_directory(path: str) -> Store:
+    return LogStore(path, create=True, clock=ManualClock(LATER_MS))
+
+
 def backed_up(store: Store, kind: str, path: Path, clock: ManualClock) -> Store:
     if kind == "directory":
-        back_up(store, str(path))
+        back_up(store, str(path), made_directory)
         return LogStore(path, clock=clock)
     objects = MemoryObjects(clock)
     back_up_into(store, in_bucket(objects, is_draft=True))
@@ -163,10 +167,11 @@ def test_targets_that_will_not_do(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(BackupRefused, match="not an empty directory"):
-        back_up(source, str(tmp_path / "full"))
+        back_up(source, str(tmp_path / "full"), made_directory)
     url = f"memory://{tmp_path}/taken"
     BucketStore(url, create=True)
-    for work in (check_target, back_up):
-        with pytest.raises(BackupRefused, match="something lies there already"):
-            work(source, url)
+    with pytest.raises(BackupRefused, match="something lies there already"):
+        check_target(source, url)
+    with pytest.raises(BackupRefused, match="something lies there already"):
+        back_up(source, url, made_directory)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

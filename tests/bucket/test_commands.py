@@ -139,21 +139,7 @@ def test_a_place_without_a_store_is_told(duramen: Command) -> None:
     assert "is not a store" in duramen.err
 
 
-def test_a_command_that_needs_a_directory_says_so(duramen: Command) -> None:
-    duramen("recover", "orders", code=2)
-    assert "needs a store in a directory" in duramen.err
+def test_what_only_a_directory_needs_says_so(duramen: Command) -> None:
+    duramen("set-aside", "orders", code=2)
+    assert "is in a bucket, and this needs a store in a directory" in duramen.err
     assert SECRET_KEY not in duramen.err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("recover",),
-        ("backup", "copy"),
-        ("prove-erased", "orders", "k"),
-    ],
-    ids=" ".join,
-)
-def test_what_works_in_a_directory_only_says_so(duramen: Command, words: tuple[str, ...]) -> None:
-    duramen(*words, code=2)
-    assert "is in a bucket, and this needs a store in a directory so far" in duramen.err

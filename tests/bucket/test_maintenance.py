@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import uuid
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from bucket.faulty import WRITES, Fault, FaultyObjects
+from bucket.small_store import all_keys
 from compaction_job import compact, explain, plan
 from compaction_job import outcomes as outcomes_step
 from compaction_job import planning as planning_step
@@ -19,23 +22,27 @@ from compaction_job.job import Progress
 from compaction_job.metrics import StoreCollector
 from compaction_job.scheduler import Scheduler
 from duramen.cli import run as run_command
+from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.maintenance import BucketMaintenance
 from logstore.bucket.manifest import Manifest, decode_manifest, encode_manifest
 from logstore.bucket.receipts import Receipts
 from logstore.bucket.replacing import note_run
+from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
 from logstore.clock import ManualClock
 from logstore.compaction.failures import KIND
 from logstore.compaction.maintenance import Job
-from logstore.errors import InvalidConfig, NotCompacted, UnknownConfig, UnknownTopic
+from logstore.errors import DuramenError, InvalidConfig, NotCompacted, UnknownConfig, UnknownTopic
 from logstore.ledger.receipts import KEPT_EACH, KEPT_ERASING_EACH
 from logstore.ledger.rows import DONE, FAILED, RunRow
 from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
+from logstore.objects.retrying import Patience, RetryingObjects
 from logstore.records.record import Record
 from logstore.store import LogStore
 
 NOW_MS = 1_700_000_000_000
+QUICK = Patience(deadline_s=5, first_wait_s=0.001, sleep=lambda _: None, monotonic=lambda: 0.0)
 CONFIGS = {"cleanup.policy": "compact", "segment.bytes": 2000, "min.cleanable.dirty.ratio": 0.3}
 
 
@@ -95,6 +102,58 @@ def test_planned_explained_and_compacted_as_in_a_directory(store: BucketStore, t
     store.create_topic("plain")
     with pytest.raises(NotCompacted):
         compact(store, topics=["plain"])
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"duramen.compaction.order": "timestamp"},
+        {"duramen.compaction.order": "header"},
+        {"min.compaction.lag.ms": 3000, "segment.bytes": 600},
+        {"max.compaction.lag.ms": 5000, "min.cleanable.dirty.ratio": 1.0},
+        {"delete.retention.ms": 0, "duramen.compaction.merge.bytes": 10_000},
+        {"duramen.key.ttl.ms": 6000},
+        {"duramen.compaction.recompress.type": "zstd"},
+        {"cleanup.policy": "compact,delete", "retention.ms": 9000},
+    ],
+    ids=lambda configs: "-".join(map(str, configs.values())),
+)
+def test_what_survives_a_run_is_what_survives_in_a_directory(
+    clock: ManualClock, store: BucketStore, tmp_path: Path, configs: dict[str, object]
+) -> None:
+    """Tails are sealed and active segments rolled before each run, so segments end at the same offsets."""
+    rng = random.Random(str(configs))
+    with LogStore(tmp_path / "store", create=True, clock=clock) as directory:
+        for each in (store, directory):
+            each.create_topic("t", configs=CONFIGS | {"file.delete.delay.ms": 0} | configs)
+        for _ in range(4):
+            for _ in range(3):
+                records = [a_record(rng, clock.now_ms()) for _ in range(15)]
+                for each in (store, directory):
+                    each.append("t", records)
+                clock.advance(500)
+            for each in (store, directory):
+                report = compact(each, topics=["t"], roll_active=True)
+                assert not report.failed, report.failed[0].reason
+            assert live(store) == live(directory)
+            kinds = [each.partition_state(each.topic("t"), 0) for each in (store, directory)]
+            assert kinds[0].first_dirty_offset == kinds[1].first_dirty_offset
+            assert kinds[0].next_horizon_ms == kinds[1].next_horizon_ms
+            clock.advance(rng.randrange(4000))
+        runs = [each.maintenance().runs() for each in (store, directory)]
+        assert [(r.result, r.removed) for r in runs[0]] == [(r.result, r.removed) for r in runs[1]]
+        assert sum(sum(run.removed.values()) for run in runs[0])
+
+
+def a_record(rng: random.Random, now_ms: int) -> Record:
+    value = None if rng.random() < 0.2 else rng.randbytes(rng.randrange(40))
+    version = rng.randrange(1000).to_bytes(8, "big")
+    return Record(b"k%d" % rng.randrange(12), value, now_ms - rng.randrange(2000), headers=(("version", version),))
+
+
+def live(store: Any) -> list[Record]:
+    reader = store.reader("t", 0)
+    return list(reader.records(reader.log_start_offset()))
 
 
 def test_what_if_is_answered_by_the_tail_too(store: BucketStore) -> None:
@@ -354,7 +413,10 @@ def test_the_steps_of_the_dags_take_a_url(url: str, capsys: pytest.CaptureFixtur
     assert [(each["partition"], each["result"]) for each in found] == [(0, "done")]
     assert compact(url, topics={"orders": [0]}, airflow_run_id="mine").runs[0].reason.startswith("done already")
     compact(url, roll_active=True, topics=["orders"])
-    assert step(retention_step)["problems"] == []
+    retained = step(retention_step)
+    assert retained["problems"] == []
+    assert [each["topic"] for each in retained["retained"]] == ["events"]
+    assert BucketStore(url).reader("events", 0).log_start_offset() == 320
 
 
 def test_commands_take_a_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,3 +452,100 @@ def test_maintain_leaves_receipts_as_well(url: str) -> None:
     run_command(["--store", url, "maintain", "--seal-all"])
     store = BucketStore(url)
     assert {run.partition for run in BucketMaintenance(store).runs()} == {0, 1}
+
+
+@pytest.mark.parametrize("retries", [True, False], ids=["retried", "not-retried"])
+@pytest.mark.parametrize("fault", [*WRITES, Fault.SHORT], ids=lambda fault: fault.name)
+def test_a_run_that_fails_anywhere_has_a_receipt_of_what_is_in_force(
+    store: BucketStore, clock: ManualClock, fault: Fault, *, retries: bool
+) -> None:
+    """Each request of a run: no pass without its receipt, no receipt without its pass, no key back."""
+    store.alter_topic("orders", configs={"delete.retention.ms": 0})
+    fill(store, turns=2)
+    compact(store, roll_active=True, topics={"orders": [0]})
+    fill(store, turns=1, seed=2)
+    topic, kept = store.topic("orders"), state(store)
+    before = manifest_of(store, topic.id)
+    at, calls = -1, 0  # without a fault first
+    while at < calls:
+        inner = copied(store.objects, clock)
+        faulty = FaultyObjects(inner, {})
+        seen = RetryingObjects(faulty, QUICK) if retries else faulty
+        failing = BucketStore(store.url, objects=seen, clock=clock)
+        faulty.calls.clear()
+        faulty.faults[at] = fault
+        with contextlib.suppress(DuramenError):
+            compact(failing, roll_active=True, topics={"orders": [0]}, retention=False, run_name="this")
+        calls = max(calls, len(faulty.calls))
+        faulty.faults.clear()
+        faulty.land()
+        after = BucketStore(store.url, objects=inner, clock=clock)
+        assert state(after) == kept, (fault, at)
+        manifest = manifest_of(after, topic.id)
+        done = [run for run in manifest.receipts.runs if run.run_id == "this-orders-0" and run.result == DONE]
+        assert bool(done) == (manifest.first_dirty_offset > before.first_dirty_offset), (fault, at)
+        assert manifest.receipts.results[DONE] == before.receipts.results[DONE] + len(done), (fault, at)
+        at += 1
+    assert calls > 20
+
+
+def manifest_of(store: BucketStore, topic_id: str) -> Manifest:
+    manifest = store.manifests.read(topic_id, 0).manifest
+    assert manifest is not None
+    return manifest
+
+
+def copied(objects: Any, clock: ManualClock) -> MemoryObjects:
+    inner = MemoryObjects(clock)
+    for key in [*all_keys(objects), "duramen.json"]:
+        inner.put(key, [objects.get(key)[0]])
+    return inner
+
+
+@pytest.mark.parametrize("fault", WRITES, ids=lambda fault: fault.name)
+def test_settings_are_old_or_new_whatever_fails(store: BucketStore, clock: ManualClock, fault: Fault) -> None:
+    store.alter_settings({"log.cleaner.threads": 1})
+    at, calls = 0, 1
+    while at < calls:
+        inner = copied(store.objects, clock)
+        faulty = FaultyObjects(inner, {})
+        failing = BucketStore(store.url, objects=RetryingObjects(faulty, QUICK), clock=clock)
+        faulty.calls.clear()
+        faulty.faults[at] = fault
+        told = 3
+        try:
+            failing.alter_settings({"log.cleaner.threads": 3})
+        except DuramenError:
+            told = 1
+        calls = len(faulty.calls)
+        faulty.faults.clear()
+        faulty.land()
+        found = BucketStore(store.url, objects=inner, clock=clock).broker_config.log_cleaner_threads
+        assert found == told or (told, found) == (1, 3), (fault, at)  # an error does not say that nothing was done
+        at += 1
+    assert calls == 2
+
+
+def test_a_look_at_a_partition_takes_two_requests_and_a_pass_few_writes(clock: ManualClock) -> None:
+    inner = MemoryObjects(clock)
+    made = BucketStore("memory://test", create=True, objects=inner, clock=clock)
+    made.create_topic("orders", partitions=10, configs=CONFIGS)
+    fill(made, turns=2)
+    maintain(made, MaintenanceRules(seal=SealRules(force=True)))
+    counted = CountedObjects(inner)
+    store = BucketStore("memory://test", objects=counted, clock=clock)
+    compact(store, retention=False)  # learns the clock and the plans
+    counted.requests.clear()
+    assert {run.result for run in compact(store, retention=False).runs} == {"skipped"}
+    assert counted.requests.total() <= 2 * 10 + 6, counted.requests
+    counted.requests.clear()
+    store.maintenance().tidy(Job.SEAL, lambda: False, wait_for_idle=False)
+    assert counted.requests.total() <= 10 + 8, counted.requests
+    fill(made, turns=3, seed=2)
+    maintain(made, MaintenanceRules(seal=SealRules(force=True), compact=False))
+    counted.requests.clear()
+    report = compact(store, force=True, retention=False)
+    puts = sum(run.report.segments_after for run in report.done if run.report)
+    assert len(report.done) > 4
+    assert counted.requests["put"] <= puts + 1
+    assert counted.requests["replace"] == len(report.done)  # the receipt comes with it

@@ -197,4 +197,4 @@ def test_an_imported_log_without_transactions_is_recognised(tmp_path: Path, tran
 @pytest.mark.parametrize(("cores", "tasks_max", "expected"), [(8, None, 8), (8, 1, 1), (8, 3, 3), (2, 5, 2)])
 def test_sparks_tasks_are_bounded_where_threads_are_set(cores: int, tasks_max: int | None, expected: int) -> None:
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=cores, master="yarn"))
-    assert SparkEngine(spark, "", tasks_max=tasks_max).tasks_at_once() == expected  # type: ignore[arg-type]
+    assert SparkEngine(spark, tasks_max=tasks_max).tasks_at_once() == expected  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ def test_the_same_files_whatever_the_jobs(
     assert len(groups) > 8
     for job_bytes, at_once in ((1, 1), (1, 3), (SEGMENT_BYTES * 3, 9), (1 << 30, 1000)):
         monkeypatch.setattr(spark_engine, "JOB_BYTES", job_bytes)
-        engine = SparkEngine(spark, str(tmp_path), groups_at_once=at_once)
+        engine = SparkEngine(spark, groups_at_once=at_once)
         swapped: list[Cleaned] = []
         assert compact(again(lab, tmp_path / f"{job_bytes}-{at_once}"), engine, swapped) == expected
         assert [each.counts for each in swapped] == [each.counts for each in groups]
@@ -106,7 +106,7 @@ def test_a_group_of_several_segments_is_the_same_from_spark(spark: Any, tmp_path
     expected = compact(again(lab, tmp_path / "local"), LocalEngine(OS_FILES), groups, opened)
     assert any(len(each.outputs) > 1 for each in groups)
     swapped: list[Cleaned] = []
-    engine = SparkEngine(spark, str(tmp_path), groups_at_once=4)
+    engine = SparkEngine(spark, groups_at_once=4)
     assert compact(again(lab, tmp_path / "spark"), engine, swapped, opened) == expected
     assert [each.outputs for each in swapped] == [each.outputs for each in groups]
 
@@ -124,7 +124,7 @@ def test_what_a_job_did_before_a_group_failed_is_swapped_in(spark: Any, tmp_path
     base = int(damaged.stem)
     swapped: list[Cleaned] = []
     with pytest.raises(CorruptBatch, match=damaged.stem):
-        compact(lab, SparkEngine(spark, str(tmp_path), groups_at_once=1000), swapped)
+        compact(lab, SparkEngine(spark, groups_at_once=1000), swapped)
     assert [each.changed for each in swapped] == [True] * 3
     assert swapped[-1].base_offset < base
 

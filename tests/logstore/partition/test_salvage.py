@@ -171,6 +171,29 @@ def test_nothing_left_at_all() -> None:
     assert log.append([rec("next")]).first_offset == 24
 
 
+@pytest.mark.parametrize(
+    "state", [None, PartitionState(log_start_offset=3, thinned_offset=24)], ids=["gone", "made again"]
+)
+def test_without_segments_and_their_list_the_log_start_stays_and_the_loss_is_kept(state: PartitionState | None) -> None:
+    fs, _ = filled()
+    for base in (0, 6, 12, 18):
+        fs.unlink(path(base))
+    start = 0
+    if state is None:
+        fs.unlink(STATE)
+    else:
+        write_state(fs, STATE, state)
+        start = state.log_start_offset
+    plan, log = salvage(fs, state=state)
+    assert ranges(plan.losses) == [(start, 24)]
+    assert log.log_start_offset == start
+    assert log.append([rec("next")]).first_offset == 24
+    log.close()
+    left = read_state(fs, STATE)
+    assert left is not None
+    assert ranges(left.losses) == [(start, 24)]
+
+
 def test_batches_in_the_wrong_file_are_put_where_they_belong() -> None:
     fs, rows = filled()
     files = directory_bytes(fs)
