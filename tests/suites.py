@@ -114,7 +114,26 @@ SOAK_SUITES = (
         limit_s=_DAY_S,
     ),
     Suite("compaction", ("tests/compaction_job",), env=_SOAK, arguments=("--timeout=0",), limit_s=_DAY_S),
-    Suite("bucket", ("tests/bucket/test_model.py",), env=_SOAK, arguments=("--timeout=0", "-rP"), limit_s=_DAY_S),
+    Suite(
+        "bucket",
+        (
+            "tests/bucket/test_model.py",
+            "tests/bucket/test_ledger_orders.py",
+            "tests/bucket/test_kills.py",
+            "tests/bucket/test_maintaining.py",
+            "tests/bucket/test_all_at_once.py",
+        ),
+        env=_SOAK,
+        arguments=("--timeout=0", "-rP"),
+        limit_s=_DAY_S,
+    ),
+    Suite(
+        "azure",
+        ("tests/bucket/test_objects.py", "tests/bucket/test_probe.py", "tests/bucket/test_kills.py"),
+        env={"DURAMEN_SERVER": "azurite"},
+        arguments=("--timeout=600", "-rP"),
+        limit_s=3600,
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from logstore.bucket.collecting import decode_floor, encode_floor
 from logstore.bucket.commit_file import LOG, SUMMARY, commit_key, decode_commit, decode_summary, encode_summary
 from logstore.bucket.definitions import read_projection, write_projection
 from logstore.bucket.freeing import Floor, is_free
-from logstore.bucket.keys import FLOORS, floor_key, new_nonce, topic_key
+from logstore.bucket.keys import FLOORS, LOG_FLOOR, floor_key, new_nonce, topic_key
 from logstore.bucket.ledger import applied
 from logstore.bucket.manifests import overwrite
 from logstore.bucket.rows import Kind, LedgerView, check_chain
@@ -45,7 +45,16 @@ def _ledger(store: BucketStore, view: LedgerView) -> Iterator[DuramenError]:
         yield LedgerError("the summary is gone; opening reads every commit", file=SUMMARY)
     except LedgerError as error:
         yield error
+    try:
+        floor = decode_floor(store.objects.get(LOG_FLOOR)[0], LOG_FLOOR)
+    except ObjectMissing:
+        floor = Floor()
+    except CorruptState as error:
+        yield error
+        floor = Floor()
+    # What landed below the floor is swept; nobody asks for it.
     versions = [int(head.key[len(LOG) + 1 : -len(".json")]) for head in store.objects.list(LOG) if _is_commit(head.key)]
+    versions = [version for version in versions if version >= floor.cleared]
     for before, after in pairwise(versions):
         if after != before + 1:
             yield LedgerError(f"commits {before + 1} to {after - 1} are gone", file=commit_key(before + 1))

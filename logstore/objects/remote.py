@@ -290,7 +290,7 @@ def _checked(url: str) -> str:
         parts = urlsplit("")
     if parts.scheme not in SCHEMES or not parts.netloc or parts.query or parts.fragment or "@" in url:
         raise InvalidConfig(
-            "the URL of a store is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://ACCOUNT/CONTAINER/PREFIX, without "
+            "the URL of a store is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, without "
             "credentials or parameters",
             hint="Give credentials by the environment or as storage options",
         )

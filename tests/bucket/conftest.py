@@ -22,3 +22,9 @@ def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder: Path = tmp_path_factory.mktemp("versitygw")
     with servers.versitygw(folder) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with servers.azurite(tmp_path_factory.mktemp("azurite")) as server:
+        yield server

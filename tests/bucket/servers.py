@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
+import hmac
 import http.server
 import os
 import shutil
@@ -16,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +46,12 @@ class Server:
 
     def url(self, prefix: str) -> str:
         return f"s3://{BUCKET}/{prefix}"
+
+
+def chosen(*usual: str) -> tuple[str, ...]:
+    """Names of servers that a test is for; `DURAMEN_SERVER` chooses another."""
+    given = os.environ.get("DURAMEN_SERVER")
+    return (given,) if given else usual
 
 
 def free_port() -> int:
@@ -203,3 +212,57 @@ def small_server(conditions: Conditions) -> Iterator[Server]:
 
 def _tag(body: bytes) -> str:
     return f'"{hashlib.md5(body).hexdigest()}"'
+
+
+# --- Azure ---------------------------------------------------------------------------------------------------------
+
+#: Azurite's own, which everybody knows
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+AZURITE = "azurite@3.37.0"
+
+
+@dataclass(frozen=True, slots=True)
+class AzureServer(Server):
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "endpoint": f"{self.endpoint}/{AZURE_ACCOUNT}",
+            "allow_http": "true",
+            "account_name": AZURE_ACCOUNT,
+            "account_key": AZURE_KEY,
+        }
+
+    def url(self, prefix: str) -> str:
+        return f"az://{BUCKET}/{prefix}"
+
+
+@contextlib.contextmanager
+def azurite(folder: Path) -> Iterator[AzureServer]:
+    """Installed by npm into `build/`, the first time."""
+    home = ROOT / "build" / "azurite"
+    program = home / "node_modules" / ".bin" / "azurite-blob"
+    if not program.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(home), AZURITE]
+        subprocess.run(install, check=True, timeout=600)
+    port = free_port()
+    place = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
+    command = [str(program), *place, "--silent", "--skipApiVersionCheck"]
+    with _running(command, {}, port, folder / "azurite.log") as server:
+        _make_container(server.endpoint)
+        yield AzureServer(server.endpoint)
+
+
+def _make_container(endpoint: str) -> None:
+    date = datetime.now(timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    headers = f"x-ms-date:{date}\nx-ms-version:2021-08-06\n"
+    resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}\nrestype:container"
+    signed = hmac.new(base64.b64decode(AZURE_KEY), f"PUT{chr(10) * 12}{headers}{resource}".encode(), hashlib.sha256)
+    request = urllib.request.Request(f"{endpoint}/{AZURE_ACCOUNT}/{BUCKET}?restype=container", method="PUT", data=b"")
+    request.add_header("Authorization", f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(signed.digest()).decode()}")
+    request.add_header("x-ms-date", date)
+    request.add_header("x-ms-version", "2021-08-06")
+    request.remove_header("Content-type")
+    request.add_unredirected_header("Content-Type", "")
+    urllib.request.urlopen(request, timeout=10).close()

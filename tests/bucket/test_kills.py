@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bucket.kills_worker import PARTITIONS, RULES, noted, records_of
-from bucket.servers import ROOT, Server
+from bucket.servers import ROOT, Server, chosen
 from logstore.bucket.maintaining import maintain
 from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
@@ -117,7 +117,7 @@ class Killing:
 
 
 @pytest.mark.timeout(0 if SOAK else 400)
-@pytest.mark.parametrize("server", ["ministack", *(["versitygw"] if SOAK else [])])
+@pytest.mark.parametrize("server", chosen("ministack", *(["versitygw"] if SOAK else [])))
 def test_nothing_is_lost_or_doubled_by_kills(
     server: str, tmp_path: Path, seed: int, request: pytest.FixtureRequest
 ) -> None:

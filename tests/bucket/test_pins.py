@@ -148,7 +148,8 @@ def test_verify_and_get_and_as_of_read_under_the_pin(objects: MemoryObjects, clo
     def as_of(store: BucketStore) -> bool:
         end = store.high_watermark(store.topic("orders"), 0)
         plan = plan_restore(opened(objects, clock), "orders", as_of_offsets={0: end - 1}, allow_thinned=True)
-        expected = sum(len(columns) for columns in restore_partition(opened(objects, clock), plan, 0))
+        with opened(objects, clock) as other:
+            expected = sum(len(columns) for columns in restore_partition(other, plan, 0))
         return sum(len(columns) for columns in restore_partition(store, plan, 0)) == expected > 20
 
     for read in (
