@@ -89,7 +89,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
     """A pass over a sealed partition, fetched and put back. The manifest of before is put back behind each round."""
     keys = count // 10
     local = folder / "source"
-    end = bench_compaction._write(local, count, keys, "none")
+    bench_compaction._write(local, count, keys, "none")
     machine.take_one_core()
     store = BucketStore(server.url("compaction"), create=True)
     topic = store.create_topic("compacted", configs=bench_compaction.CONFIG)
@@ -106,17 +106,20 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
     ours: list[float] = []
     kafka: list[float] = []
     others: list[float] = []
+    processor_s: list[tuple[float, float]] = []  # the server's are ours
     requests = 0
     with TimedKafka() as judge:
         for number in range(rounds):
             machine.fill_cache(folder)
             asked = store.requests.total()
             with machine.watching(*judge.processes) as watch:
-                began = time.perf_counter()
+                began, worked = time.perf_counter(), machine.family_s()
                 done = maintain(store, _force(force_compaction=True))
                 seconds = time.perf_counter() - began
+                processor_ours = machine.family_s() - worked
                 requests = store.requests.total() - asked
                 machine.fill_cache(folder)
+                worked = machine.family_s()
                 theirs = judge.clean(
                     bench_compaction._copy(local, folder / "kafka-0"),
                     bench_compaction.CONFIG,
@@ -124,6 +127,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
                     dedupe_buffer_bytes=bench_compaction.BUFFER_BYTES,
                     timeout_s=600,
                 )
+                processor_kafka = machine.family_s() - worked
             (done_run,) = done.compacted
             assert done_run.report is not None
             assert sum(done_run.report.removed.values()) == count - int(is_used.sum())
@@ -132,6 +136,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
                 ours.append(seconds)
                 kafka.append(theirs.stats["nanos"] / 1e9)
                 others.append(watch.others_cores)
+                processor_s.append((round(processor_ours, 2), round(processor_kafka, 2)))
     for name in ("source", "kafka-0"):
         shutil.rmtree(folder / name, ignore_errors=True)
     ratio = median(kafka) / median(ours)
@@ -144,7 +149,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
         target=f">= {TIMES_CLEANER:g}x",
         met=ratio >= TIMES_CLEANER,
         others_cores=median(others),
-        detail={"seconds_ours": ours, "seconds_kafka": kafka, "requests": requests, "end": end},
+        detail={"seconds_ours": ours, "seconds_kafka": kafka, "processor_s": processor_s, "requests": requests},
     )
 
 
