@@ -196,9 +196,9 @@ def _is_of_another(store: OpenStore, topic: Topic, partition: TopicPartition, st
 
 def _checkpointed(store: OpenStore, topic: Topic, partition: TopicPartition) -> tuple[int, int]:
     """Log start and first dirty offset from Kafka's checkpoint files; zeros where they do not agree with the rest."""
-    log_starts = _entries(store, topic, LOG_START_OFFSET_CHECKPOINT)
-    cleaned = _entries(store, topic, CLEANER_OFFSET_CHECKPOINT)
-    synced = _entries(store, topic, RECOVERY_POINT_CHECKPOINT)
+    log_starts = checkpointed_offsets(store, topic, LOG_START_OFFSET_CHECKPOINT)
+    cleaned = checkpointed_offsets(store, topic, CLEANER_OFFSET_CHECKPOINT)
+    synced = checkpointed_offsets(store, topic, RECOVERY_POINT_CHECKPOINT)
     start = log_starts.get(partition, 0)
     if start:
         # Nothing protects these files, and one kind looks like another: a wrong log start would hide records.
@@ -221,7 +221,7 @@ def _agrees_with_lists(store: OpenStore, log_starts: dict[TopicPartition, int]) 
     return True
 
 
-def _entries(store: OpenStore, topic: Topic, name: str) -> dict[TopicPartition, int]:
+def checkpointed_offsets(store: OpenStore, topic: Topic, name: str) -> dict[TopicPartition, int]:
     """Nothing if it cannot be read, or is older than the topic: it may speak of another one of the same name."""
     path = os.path.join(store.layout.logs, name)
     try:
