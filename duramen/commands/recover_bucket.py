@@ -18,7 +18,9 @@ def recover_bucket(topics: list[str] | None, partition: int | None, *, yes: bool
     from logstore.bucket.examining import mend_ledger, mend_store
     from logstore.bucket.store import BucketStore
 
-    ledger = mend_ledger(BucketStore(session.path, is_draft=True), dry_run=dry_run)
+    draft = BucketStore(session.path, is_draft=True)
+    draft.check_made()
+    ledger = mend_ledger(draft, dry_run=dry_run)
     if ledger and dry_run:  # nothing more can be looked at without it
         return _answer(ledger, [], dry_run=True)
     with session.open_bucket() as store:

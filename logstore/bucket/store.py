@@ -139,6 +139,10 @@ class BucketStore(StoreSettings, Reads):
         """Requests that this process made so far, by kind; each attempt counts."""
         return self.objects.requests if isinstance(self.objects, RetryingObjects) else Counter()
 
+    def check_made(self) -> None:
+        """Of a draft, whether it is a store already. Raises NotAStore."""
+        self._read_id()
+
     def _read_id(self) -> tuple[dict[str, Any], Version]:
         """What the store says of itself, its settings included."""
         try:
@@ -209,10 +213,15 @@ class BucketStore(StoreSettings, Reads):
         document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms(), **more}
         self.objects.create(STORE, seal(document, version=FORMAT))
 
-    def publish(self, origin: Origin, version: int) -> None:
+    def own_settings(self) -> dict[str, object]:
+        """Those of the store as a whole, as they were given."""
+        return dict(self._settings)
+
+    def publish(self, origin: Origin, version: int, settings: Mapping[str, object] | None = None) -> None:
         """Make a draft the store that it is a copy of, as of that version of its ledger. Raises BackupRefused."""
+        copy = {"copy_of": origin.source, "taken_ms": origin.taken_ms, "taken_version": version}
         try:
-            self._create_id({"copy_of": origin.source, "taken_ms": origin.taken_ms, "taken_version": version})
+            self._create_id(copy | {"settings": dict(settings or {})})
         except ObjectExists as error:
             raise BackupRefused("somebody made a store there meanwhile", file=f"{self.url}/{STORE}") from error
 

@@ -94,7 +94,7 @@ def back_up_into(
         from logstore.bucket.backing_up import copy_objects
 
         copied = copy_objects(store, draft.objects, progress)
-        draft.publish(Origin(store.path, copied.taken_ms), copied.ledger_version)
+        draft.publish(Origin(store.path, copied.taken_ms), copied.ledger_version, store.own_settings())
         return [BackedUpPartition(*each[:3], 0, each[3]) for each in copied.partitions]
     draft.ledger.make()
     done = copy_topics(store, draft, store.topics(), same_ids=True, progress=progress)

@@ -26,6 +26,7 @@ from logstore.partition.producer_state import AppendOrigin
 from logstore.records.columns import columns_of
 from logstore.records.encoder import BatchOptions, encode_batch
 from logstore.records.record import Record
+from logstore.restore.lookup import latest_in_partition
 from logstore.store import LogStore
 from logstore.transfer.kafka_export import export_topics
 from logstore.transfer.kafka_import import ImportedTopic, import_topics
@@ -242,3 +243,33 @@ def test_what_the_ledger_does_not_know_and_no_mark_names_is_left_alone(kafka: Pa
     clock.advance(2 * WEEK_MS)
     maintain(store)
     assert objects.head("logs/unknown-topic/0/00000000000000000000-x")
+
+
+def followed(store: Store, *, committed: bool) -> list[int]:
+    found = store.follow("t", wait=False, committed=committed)  # type: ignore[attr-defined]
+    return [record.offset for each in found for record in each.records]
+
+
+def state(store: Store) -> dict[bytes, bytes]:
+    batches = store.restore("t")  # type: ignore[attr-defined]
+    return {row["key"]: row["value"] for batch in batches for row in batch.to_pylist()}
+
+
+def test_every_way_to_read_stops_at_an_open_transaction_and_leaves_out_aborted_ones(
+    both: tuple[LogStore, BucketStore],
+) -> None:
+    posix, bucket = both
+    for step in range(4):
+        assert followed(bucket, committed=True) == followed(posix, committed=True)
+        assert followed(bucket, committed=False) == followed(posix, committed=False)
+        assert state(bucket) == state(posix)
+        for key in (b"k1", b"k12"):
+            found = [latest_in_partition(store, store.topic("t"), 0, key) for store in both]
+            assert found[0] == found[1]
+        if step < 2:
+            for store in both:
+                abort_transaction(store, "t", 0, (8, 7)[step])
+        elif step == 2:
+            sealed(bucket)
+    assert followed(bucket, committed=True) == [*range(10), *range(20, 30)]
+    assert all(value not in (b"7", b"8") for value in state(bucket).values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -137,6 +138,38 @@ def test_maintain_is_for_buckets(duramen: Command, tmp_path: Path) -> None:
 def test_a_place_without_a_store_is_told(duramen: Command) -> None:
     duramen("offsets", code=1)
     assert "is not a store" in duramen.err
+
+
+@pytest.mark.parametrize("words", [("recover",), ("verify",), ("prove-erased", "orders", "k")], ids=" ".join)
+def test_no_command_takes_a_place_for_a_store(duramen: Command, words: tuple[str, ...]) -> None:
+    duramen(*words, code=1)
+    assert "is not a store" in duramen.err
+    assert SECRET_KEY not in duramen.err
+
+
+def test_a_store_is_moved_and_mended(duramen: Command, tmp_path: Path) -> None:
+    """What tests in memory show in detail, on a server."""
+    url, other = os.environ["DURAMEN_STORE"], str(tmp_path / "directory")
+    duramen("topics", "create", "orders", "--partitions", "2")
+    lines = tmp_path / "lines"
+    lines.write_text("".join(json.dumps({"key": f"k{n}", "value": f"v{n}"}) + "\n" for n in range(50)))
+    duramen("produce", "orders", str(lines))
+    duramen("maintain", "--seal-all")
+    duramen("produce", "orders", str(lines))
+    assert sum(each["log_end_offset"] for each in duramen.json("backup", f"{url}-copy")["partitions"]) == 100
+    assert duramen.json("--store", f"{url}-copy", "describe")["store"]["origin"]["source"] == url
+    assert duramen.json("--store", f"{url}-copy", "verify")["sound"]
+    assert len(duramen("--store", f"{url}-copy", "consume", "orders").splitlines()) == 100
+    duramen("export", str(tmp_path / "broker"))
+    duramen("topics", "delete", "orders", "--yes")
+    assert duramen.json("import", str(tmp_path / "broker"))["imported"]
+    assert len(duramen("consume", "orders").splitlines()) == 100
+    assert duramen.json("copy", other, "--create")["copied"]
+    assert len(duramen("--store", other, "consume", "orders").splitlines()) == 100
+    assert duramen.json("recover")["sound"]
+    found = json.loads(duramen("--output", "json", "prove-erased", "orders", "k3", code=1))
+    assert {each["kind"] for each in found["keys"][0]["places"]} == {"segment"}
+    assert found["unseen"]
 
 
 def test_what_only_a_directory_needs_says_so(duramen: Command) -> None:

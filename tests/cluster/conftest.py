@@ -137,6 +137,7 @@ class Host:
         mount -t tmpfs none /dev/shm
         mount -o remount,bind,ro /
         hostname "$4"
+        mount --bind "$2/etc-hosts" /etc/hosts
         cd "$2"
         shift 4
         exec "$@"
@@ -149,6 +150,7 @@ class Host:
         self._env = dict(env)
         for each in (self.folder / "tmp", self.own):
             each.mkdir(parents=True, exist_ok=True)
+        (self.folder / "etc-hosts").write_text(f"127.0.0.1 localhost {name}\n")
 
     def command(self, command: list[str]) -> list[str]:
         enter = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount", "--uts"]

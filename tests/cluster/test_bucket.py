@@ -16,6 +16,7 @@ from bucket.servers import Server, ministack
 from cluster.conftest import Cluster, Host, Processes, drive, start_cluster
 from cluster.test_compaction import submission
 from logstore.bucket.store import BucketStore
+from logstore.records.native import kernels
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,7 @@ class Apart:
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator[Apart]:
+    kernels()  # a host cannot write to the cache
     processes = Processes(tmp_path_factory.mktemp("apart"))
     try:
         yield Apart(processes, server)

@@ -102,6 +102,41 @@ def test_dead_letters_go_into_the_same_commit(spark: SparkSession, url: str, opt
     assert [record.value for record in store.reader("dead", 0).records(0)] == [b"no key"]
 
 
+def test_rows_name_their_topics_and_all_come_at_once(spark: SparkSession, url: str, options: dict[str, str]) -> None:
+    """One commit for all topics, one of which is made by the batch; other shuffle partitions make the same batch."""
+    some = spark.range(90).selectExpr(
+        "cast(id % 7 as string) as key", "concat('v', id) as value", "concat('topic-', id % 3) as topic"
+    )
+    made = {"create_topics": {"partitions": 2}, "options": SinkOptions(storage_options=options)}
+    done = LogSink(url, app_id="app", **made).write(some.repartition(5), 0)
+    assert sorted(done.topics) == ["topic-0", "topic-1", "topic-2"]
+    store = BucketStore(url, storage_options=options)
+    versions = {row.plan.key for row in store.ledger.refresh().rows if row.plan is not None}
+    assert len(versions) == 1
+    assert LogSink(url, app_id="app", **made).write(some.repartition(2), 0).replayed
+    ends = store.ends_at_once(store.topics())
+    assert [sum(each.high_watermarks) for each in ends.values()] == [30, 30, 30]
+
+
+def test_a_query_is_not_mixed_with_another_and_may_be_taken_over(
+    spark: SparkSession, url: str, options: dict[str, str]
+) -> None:
+    def of(query_id: str, adopt: str | None = None) -> LogSink:
+        more = SinkOptions(storage_options=options, query_id=query_id)
+        return LogSink(url, "orders", app_id="app", create_topics={"partitions": 2}, adopt=adopt, options=more)
+
+    for batch in range(2):
+        of("first").write(rows(spark, batch * 10, 10), batch)
+    with pytest.raises(errors.ReplayMismatch, match="adopt='first:1'"):
+        of("second").write(rows(spark, 20, 10), 0)
+    assert not of("second", adopt="first:1").write(rows(spark, 20, 10), 0).replayed
+    with pytest.raises(errors.ReplayMismatch):  # it slept, and wakes up late
+        of("first").write(rows(spark, 30, 10), 2)
+    with pytest.raises(errors.ReplayMismatch):
+        of("third", adopt="first:1").write(rows(spark, 30, 10), 0)
+    assert values(url, options) == sorted(b"v%d" % n for n in range(30))
+
+
 def test_what_was_written_is_read_by_tasks(spark: SparkSession, url: str, options: dict[str, str]) -> None:
     sink(url, options).write(rows(spark, 0, 100), 0)
     given = {f"storage.{name}": value for name, value in options.items()} | {"store": url, "subscribe": "orders"}
