@@ -89,7 +89,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
     """A pass over a sealed partition, fetched and put back. The manifest of before is put back behind each round."""
     keys = count // 10
     local = folder / "source"
-    end = bench_compaction._write(local, count, keys, "none")
+    bench_compaction._write(local, count, keys, "none")
     machine.take_one_core()
     store = BucketStore(server.url("compaction"), create=True)
     topic = store.create_topic("compacted", configs=bench_compaction.CONFIG)
@@ -106,17 +106,20 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
     ours: list[float] = []
     kafka: list[float] = []
     others: list[float] = []
+    processor_s: list[tuple[float, float]] = []  # the server's are ours
     requests = 0
     with TimedKafka() as judge:
         for number in range(rounds):
             machine.fill_cache(folder)
             asked = store.requests.total()
             with machine.watching(*judge.processes) as watch:
-                began = time.perf_counter()
+                began, worked = time.perf_counter(), machine.family_s()
                 done = maintain(store, _force(force_compaction=True))
                 seconds = time.perf_counter() - began
+                processor_ours = machine.family_s() - worked
                 requests = store.requests.total() - asked
                 machine.fill_cache(folder)
+                worked = machine.family_s()
                 theirs = judge.clean(
                     bench_compaction._copy(local, folder / "kafka-0"),
                     bench_compaction.CONFIG,
@@ -124,6 +127,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
                     dedupe_buffer_bytes=bench_compaction.BUFFER_BYTES,
                     timeout_s=600,
                 )
+                processor_kafka = machine.family_s() - worked
             (done_run,) = done.compacted
             assert done_run.report is not None
             assert sum(done_run.report.removed.values()) == count - int(is_used.sum())
@@ -132,6 +136,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
                 ours.append(seconds)
                 kafka.append(theirs.stats["nanos"] / 1e9)
                 others.append(watch.others_cores)
+                processor_s.append((round(processor_ours, 2), round(processor_kafka, 2)))
     for name in ("source", "kafka-0"):
         shutil.rmtree(folder / name, ignore_errors=True)
     ratio = median(kafka) / median(ours)
@@ -144,7 +149,7 @@ def _compaction(folder: Path, server: Server, count: int, rounds: int) -> Result
         target=f">= {TIMES_CLEANER:g}x",
         met=ratio >= TIMES_CLEANER,
         others_cores=median(others),
-        detail={"seconds_ours": ours, "seconds_kafka": kafka, "requests": requests, "end": end},
+        detail={"seconds_ours": ours, "seconds_kafka": kafka, "processor_s": processor_s, "requests": requests},
     )
 
 
@@ -216,9 +221,12 @@ def _source_and_restore(
         named = spark.read.format("duramen").schema("key binary, value binary, offset bigint")
         return named.option("store", place).option("subscribe", "rows").load()
 
-    def restored(place: str, endpoint: str = server.endpoint) -> Any:
-        options = {"endpoint": endpoint} if place == url else None
-        return restore_state(spark, store=place, topic="rows", storage_options=options).df
+    def restored(place: str) -> Any:
+        return restore_state(spark, store=place, topic="rows").df
+
+    def restored_here(endpoint: str) -> None:
+        with BucketStore(url, storage_options={"endpoint": endpoint}) as store:
+            assert sum(batch.num_rows for batch in store.restore("rows")) == keys
 
     keys = restored(url).count()
     assert keys == restored(directory).count()
@@ -229,7 +237,8 @@ def _source_and_restore(
             ("source of a bucket", lambda: bench_spark.noop(read(url))),
             ("restore of a directory", lambda: bench_spark.noop(restored(directory))),
             ("restore of a bucket", lambda: bench_spark.noop(restored(url))),
-            ("restore from far away", lambda: bench_spark.noop(restored(url, slow))),
+            ("restore without Spark", lambda: restored_here(server.endpoint)),
+            ("restore from far away", lambda: restored_here(slow)),
         ],
         rounds=rounds,
         discarded=discarded,
@@ -239,8 +248,8 @@ def _source_and_restore(
         name = f"{what} of a sealed topic; theirs is a store in a directory"
         ours, theirs = f"{what} of a bucket", f"{what} of a directory"
         yield bench_spark.compared("bucket", name, count, series, ours, theirs, OF_POSIX)
-    name = f"restore of {keys:,} keys with {DELAY_MS:g} ms a request; theirs is without"
-    far, near = "restore from far away", "restore of a bucket"
+    name = f"restore of {keys:,} keys without Spark, with {DELAY_MS:g} ms a request; theirs is without"
+    far, near = "restore from far away", "restore without Spark"
     yield bench_spark.compared("bucket", name, count, series, far, near, 1 / TIMES_SLOWER_MAX)
 
 

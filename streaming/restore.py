@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from logstore.commit.store_face import Store
 from logstore.errors import PackageMissing
 from logstore.objects.opening import is_url
-from logstore.objects.remote import plain_options
 from logstore.python_workers import use_this_python
 from logstore.restore.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
 from logstore.spark_tasks import Batches, numbered, numbers
@@ -71,23 +69,21 @@ def restore_state(
     since_offsets: Mapping[int, int] | None = None,
     allow_thinned: bool = False,
     tombstones: bool = False,
-    storage_options: Mapping[str, str] | None = None,
 ) -> RestoredState:
     """Latest value per key, now or at a moment, as a DataFrame with the offsets where it ends.
 
     With `since_offsets` only what is newer is read: an increment to apply, for which `tombstones=True` also delivers
     deleted keys, with a null value.
 
-    `storage_options` say how a bucket is reached; secrets among them stay in this process, so tasks take theirs from
-    their environment. The DataFrame is read when an action needs it, again each time, always up to the same offsets;
-    if compaction has overtaken them by then, the action fails with HistoryCompacted.
+    The DataFrame is read when an action needs it, again each time, always up to the same offsets; if compaction has
+    overtaken them by then, the action fails with HistoryCompacted.
     Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
 
         state = restore_state(spark, store="/data/store", topic="accounts", as_of_timestamp_ms=1_700_000_000_000)
         state.df.count(), state.end_offsets
     """
-    place = _Place.of(store, storage_options)
-    with place.opened() as opened:
+    path = _address(store)
+    with open_again(path, {}) as opened:
         plan = plan_restore(
             opened,
             topic,
@@ -96,48 +92,29 @@ def restore_state(
             since_offsets=since_offsets,
             allow_thinned=allow_thinned,
         )
-    return RestoredState(_restored(spark, place, plan, tombstones=tombstones), plan)
+    return RestoredState(_restored(spark, path, plan, tombstones=tombstones), plan)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A path that means the same to tasks, or the URL of a store in a bucket and how it is reached."""
-
-    address: str
-    options: Mapping[str, str]
-
-    @classmethod
-    def of(cls, store: str | os.PathLike[str], options: Mapping[str, str] | None) -> _Place:
-        address = os.fspath(store) if is_url(store) else os.path.abspath(os.fspath(store))
-        return cls(address, dict(options or {}))
-
-    def opened(self) -> Store:
-        return open_again(self.address, self.options)
-
-    def __getstate__(self) -> tuple[str, dict[str, str]]:
-        """Without secrets."""
-        return self.address, plain_options(self.options)
-
-    def __setstate__(self, state: tuple[str, dict[str, str]]) -> None:
-        for name, value in zip(("address", "options"), state, strict=True):
-            object.__setattr__(self, name, value)
+def _address(store: str | os.PathLike[str]) -> str:
+    """A path that means the same to tasks, or the URL of a store in a bucket."""
+    return os.fspath(store) if is_url(store) else os.path.abspath(os.fspath(store))
 
 
-def _restored(spark: SparkSession, place: _Place, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
+def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
     use_this_python(spark)
     # A tombstone of one partition may be what removes a key from another.
-    task = _restore_task(place, plan, tombstones or not plan.by_partition)
+    task = _restore_task(path, plan, tombstones or not plan.by_partition)
     schema = SCHEMA if plan.by_partition else f"{SCHEMA}, version long"
     rows = numbered(spark, plan.partitions).mapInArrow(task, schema)
     return rows if plan.by_partition else _merged(rows, tombstones)
 
 
-def _restore_task(place: _Place, plan: RestorePlan, tombstones: bool) -> Callable[[Batches], Batches]:
+def _restore_task(store: str, plan: RestorePlan, tombstones: bool) -> Callable[[Batches], Batches]:
     """Rows of the partitions it is given; with their versions where they are to be merged."""
     headers = not plan.by_partition and plan.order.needs_headers
 
     def run(batches: Batches) -> Batches:
-        with place.opened() as opened:
+        with open_again(store, {}) as opened:
             for number in numbers(batches):
                 for columns in restore_partition(opened, plan, number, tombstones=tombstones, headers=headers):
                     rows = restored_batch(columns, number)
@@ -160,13 +137,7 @@ def _merged(rows: DataFrame, tombstones: bool) -> DataFrame:
 
 
 def restore_into_delta(
-    spark: SparkSession,
-    *,
-    store: str | os.PathLike[str],
-    topic: str,
-    path: str,
-    full: bool = False,
-    storage_options: Mapping[str, str] | None = None,
+    spark: SparkSession, *, store: str | os.PathLike[str], topic: str, path: str, full: bool = False
 ) -> RestoredState:
     """Bring a Delta table to the topic's present state; returns the table, and the offsets it is at.
 
@@ -180,9 +151,9 @@ def restore_into_delta(
         table.df.count(), table.end_offsets, table.plan.is_increment
     """
     DeltaTable = _delta_table(spark)
-    place = _Place.of(store, storage_options)
+    path_of_store = _address(store)
     known = None if full else _position(spark, path)
-    with place.opened() as opened:
+    with open_again(path_of_store, {}) as opened:
         plan = plan_restore(opened, topic)
         if known is not None and _continues(plan, known):
             since = dict(enumerate(known["end_offsets"]))
@@ -191,7 +162,7 @@ def restore_into_delta(
             plan = plan_restore(opened, topic, since_offsets=since, as_of_offsets=now)
             if plan.dropped_tombstones != tuple(known["dropped_tombstones"]):
                 plan = plan_restore(opened, topic)
-    rows = _restored(spark, place, plan, tombstones=plan.is_increment)
+    rows = _restored(spark, path_of_store, plan, tombstones=plan.is_increment)
     with _metadata(spark, plan):
         if plan.is_increment:
             (

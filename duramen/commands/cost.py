@@ -45,7 +45,7 @@ COMPACTION = Requests(writes=4, reads=11)
 #: an object that a pass reads
 FETCH = Requests(reads=1)
 #: a run of maintenance that finds nothing to do, beside one read for each partition
-RUN = Requests(writes=3, reads=8)
+RUN = Requests(writes=3, reads=12)
 LOOK = Requests(reads=1)
 #: of one micro-batch by one reader, beside its objects and the manifest of each partition
 READING = Requests(reads=4)

@@ -226,7 +226,7 @@ def restore_partition(
     for tries_left in reversed(range(_TRIES_MAX)):
         delivered = False
         try:
-            with store.snapshot(topic, number) as reader:
+            with store.snapshot(topic, number, end_offset=end) as reader:
                 for columns in latest_records(
                     reader,
                     plan.start_offsets[number],

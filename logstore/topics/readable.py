@@ -73,7 +73,7 @@ class ReadableStore(Protocol):
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
 
-    def snapshot(self, topic: Topic, number: int) -> AbstractContextManager[PartitionReader]:
+    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> AbstractContextManager[PartitionReader]:
         """A reader for what must be read whole: while it is open, what it found at its first look stays.
 
         Where it does not (a reader that slept for too long), FileNotFoundError or SegmentsChanged: begin again.

@@ -89,8 +89,8 @@ def test_maintenance(counted: Counted) -> None:
         return took(upkeep, lambda: maintain(upkeep, given))
 
     def check(found: Requests, said: Requests) -> None:
-        """A run reads some of what earlier ones left to be freed; that is not counted."""
-        assert found.writes == said.writes
+        """What earlier runs left to be freed, and a summary now and then, are not counted."""
+        assert 0 <= found.writes - said.writes <= 1
         assert 0 <= found.reads - said.reads <= 3
 
     run(seal=True)
