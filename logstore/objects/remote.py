@@ -66,6 +66,8 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _METADATA = re.compile(r"https?://(169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal)/")
 #: a key that nobody has; some servers say 404 beside it
 _UNKNOWN_KEY = ("InvalidAccessKeyId", "XAdminUserNotFound", "XAdminNoSuchUser")
+#: an answer with no bytes at all for a range behind the object's end, as Azurite gives
+_TOO_SHORT = re.compile(r"Wanted range starting at \d+, but object was only \d+ bytes long")
 #: a request that never left
 _NOT_SENT = re.compile(r"ConnectError|ConnectionRefused|dns error|tcp connect error")
 
@@ -176,7 +178,9 @@ class RemoteObjects:
             if page is None:
                 return
             # Without an order there is no going on behind a key.
-            yield from sorted((_head(meta, meta["path"]) for meta in page), key=lambda head: head.key)
+            heads = (_head(meta, meta["path"]) for meta in page)
+            # Azure knows no key to begin behind.
+            yield from sorted((head for head in heads if head.key > after), key=lambda head: head.key)
 
     def _write(self, action: str, key: str, request: Callable[[ObjectStore], Version]) -> Version:
         return self._ask(action, check_key(key), request, writes=True)
@@ -258,7 +262,7 @@ class RemoteObjects:
             return ObjectChanged("the object is not the one that was seen", file=place)
         if status == 404 or isinstance(error, FileNotFoundError):
             return ObjectMissing("no such object", file=place)
-        if status == 416:
+        if status == 416 or _TOO_SHORT.search(text):
             return ObjectTruncated("the object ends before the bytes that were asked for", file=place)
         if status in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError") or _is_expired(code):
             return AccessDenied(f"{action} was refused ({said})", file=place, hint=self._rights_hint())

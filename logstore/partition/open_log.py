@@ -57,6 +57,7 @@ class OpenLog:
         self.recovery: RecoveryReport = loaded.report
         self._segments = loaded.segments
         state_file.check_timestamps(loaded.segments)
+        state_file.keep_sizes(loaded.short)
         self.epochs = loaded.epochs
         self.producers = loaded.producers
         self._log_start = loaded.log_start_offset

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -47,6 +48,8 @@ class Loaded:
     epochs: LeaderEpochs
     producers: ProducerStateManager
     report: RecoveryReport
+    #: sealed segments that were flushed and lack bytes: base -> size that is there, size they had
+    short: dict[int, tuple[int, int]]
 
 
 class Loader(DerivedFiles):
@@ -69,7 +72,7 @@ class Loader(DerivedFiles):
         self._config = config
         self._clean = known.clean
         # Below the log start nothing is read, so nothing there can be missed.
-        self._recovery_point = max(known.recovery_point, known.log_start_offset)
+        self._recovery_point = self._flushed = max(known.recovery_point, known.log_start_offset)
         self._listed = {entry.base_offset: entry.size_bytes for entry in listed}
         self._keep_offset = known.keep_offset
         self._cutter = LogCutter(self._fs, directory, partition, self.report, self._clock)
@@ -111,7 +114,16 @@ class Loader(DerivedFiles):
             self._fs.fsync_dir(self._directory)  # before the state file says so, and before anything is written again
         producers.take_snapshot()
         recovery_point = end if self._clean else min(self._recovery_point, end)
-        return Loaded(self._segments, self._log_start, end, recovery_point, epochs, producers, self.report)
+        return Loaded(
+            self._segments, self._log_start, end, recovery_point, epochs, producers, self.report, self._short()
+        )
+
+    def _short(self) -> dict[int, tuple[int, int]]:
+        return {
+            segment.base_offset: (segment.size_bytes, self._listed[segment.base_offset])
+            for segment, following in pairwise(self._segments)
+            if following.base_offset <= self._flushed and segment.size_bytes < self._listed.get(segment.base_offset, 0)
+        }
 
     def _check_clean_stop(self) -> None:
         """Treat the stop as unclean if a segment is shorter than it was, or the last one ends inside a batch."""

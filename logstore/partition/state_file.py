@@ -41,6 +41,7 @@ class StateFile:
         self.listed = state.segments if state.swap is None else ()
         self.is_unsynced = path is not None and is_unsynced(fs, path)
         self._state = replace(state, swap=None)  # loading finishes a replacement, or undoes it
+        self._short: dict[int, tuple[int, int]] = {}
         # the highest that may stand in a caller's file: it is written there after a flush, and stays when we truncate
         self._told_recovery_point = known.recovery_point
 
@@ -63,6 +64,15 @@ class StateFile:
         for segment in segments:
             if (segment.base_offset, segment.size_bytes, segment.largest.timestamp_ms) not in known:
                 segment.confirm_largest()
+
+    def keep_sizes(self, short: dict[int, tuple[int, int]]) -> None:
+        """What a segment lacks stays in the list, so that readers and `recover` find it: base -> its size, listed."""
+        self._short = short
+
+    def _entry(self, segment: LogSegment) -> SegmentEntry:
+        there, listed = self._short.get(segment.base_offset, (-1, -1))
+        size_bytes = listed if segment.size_bytes == there else segment.size_bytes
+        return SegmentEntry(segment.base_offset, size_bytes, segment.largest.timestamp_ms)
 
     def place(self, *, clean: bool) -> None:
         """Make its folder."""
@@ -87,7 +97,7 @@ class StateFile:
         if self.path is None:
             return
         state = self._state.with_segments(
-            tuple(SegmentEntry(s.base_offset, s.size_bytes, s.largest.timestamp_ms) for s in segments),
+            tuple(map(self._entry, segments)),
             log_start_offset=log_start_offset,
         )
         self._state = replace(

@@ -21,6 +21,7 @@ from logstore.segment.names import (
     LEADER_EPOCH_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     PARTITION_METADATA,
+    RECOVERY_POINT_CHECKPOINT,
     DirectoryState,
     partition_directory_name,
 )
@@ -194,21 +195,41 @@ def _is_of_another(store: OpenStore, topic: Topic, partition: TopicPartition, st
 
 
 def _checkpointed(store: OpenStore, topic: Topic, partition: TopicPartition) -> tuple[int, int]:
-    """Log start and first dirty offset from Kafka's checkpoint files, if they were written since the topic came to be.
+    """Log start and first dirty offset from Kafka's checkpoint files; zeros where they do not agree with the rest."""
+    log_starts = checkpointed_offsets(store, topic, LOG_START_OFFSET_CHECKPOINT)
+    cleaned = checkpointed_offsets(store, topic, CLEANER_OFFSET_CHECKPOINT)
+    synced = checkpointed_offsets(store, topic, RECOVERY_POINT_CHECKPOINT)
+    start = log_starts.get(partition, 0)
+    if start:
+        # Nothing protects these files, and one kind looks like another: a wrong log start would hide records.
+        is_compacted = store.log_config(topic).compact
+        if log_starts in (cleaned, synced) or synced.get(partition, 0) < start:
+            return 0, 0
+        if (is_compacted and cleaned.get(partition, 0) < start) or not _agrees_with_lists(store, log_starts):
+            return 0, 0
+    return start, cleaned.get(partition, 0)
 
-    Older ones may speak of another topic of the same name.
-    """
-    found = []
-    for name in (LOG_START_OFFSET_CHECKPOINT, CLEANER_OFFSET_CHECKPOINT):
-        path = os.path.join(store.layout.logs, name)
-        offset = 0
-        try:
-            if store.fs.stat(path).mtime_ms >= topic.created_ms:
-                offset = read_offset_checkpoint(store.fs, path, limits=store.limits).get(partition, 0)
-        except (FileNotFoundError, CorruptCheckpoint):
-            pass
-        found.append(offset)
-    return found[0], found[1]
+
+def _agrees_with_lists(store: OpenStore, log_starts: dict[TopicPartition, int]) -> bool:
+    """Whether no list that can be read says that a log starts earlier: starts only grow."""
+    for topic in store.topics():
+        for number in range(topic.partitions):
+            told = log_starts.get(topic.partition(number), 0)
+            state = state_of(store, topic.id, number) if told else None
+            if state is not None and state.log_start_offset < told:
+                return False
+    return True
+
+
+def checkpointed_offsets(store: OpenStore, topic: Topic, name: str) -> dict[TopicPartition, int]:
+    """Nothing if it cannot be read, or is older than the topic: it may speak of another one of the same name."""
+    path = os.path.join(store.layout.logs, name)
+    try:
+        if store.fs.stat(path).mtime_ms >= topic.created_ms:
+            return dict(read_offset_checkpoint(store.fs, path, limits=store.limits))
+    except (FileNotFoundError, CorruptCheckpoint):
+        pass
+    return {}
 
 
 def state_of(store: OpenStore, topic_id: str, number: int) -> PartitionState | None:

@@ -17,6 +17,7 @@ from logstore.errors import CorruptState, DamagedLog, LedgerError, RecoveryChang
 from logstore.partition.environment import LastKnown
 from logstore.partition.losses import subtract
 from logstore.partition.salvage_writing import carry_out
+from logstore.segment.names import HIGH_WATERMARK_CHECKPOINT
 from logstore.topic import TopicPartition
 from logstore.topics.opened import OpenStore
 from logstore.topics.registry import Topic
@@ -165,6 +166,12 @@ def _known_ends(store: OpenStore, topic: Topic, committer: Committer | None, not
     for row in rows:
         for number, end in enumerate(row.end_offsets[: topic.partitions] if not row.void else ()):
             decided[number] = max(decided[number], end)
+    if ends is None:
+        from logstore.upkeep.partition_repair import checkpointed_offsets
+
+        # Of a topic that the ledger knows nothing of, an imported one say. It never tells more than there was.
+        told = checkpointed_offsets(store, topic, HIGH_WATERMARK_CHECKPOINT)
+        decided = [end or told.get(topic.partition(number), 0) for number, end in enumerate(decided)]
     sequence = max([0 if ends is None else ends.applied_sequence, *(row.sequence for row in rows)])
     return KnownEnds(ends, tuple(decided), sequence, rows)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r'^```([a-z]*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _SENTINEL = "--- the block is done ---"
-COMMAND_S = 300
+COMMAND_S = 600
 
 
 @dataclass(frozen=True)

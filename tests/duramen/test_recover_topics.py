@@ -186,6 +186,26 @@ def test_the_log_start_of_a_lost_segment_list_comes_from_kafkas_checkpoint(duram
     assert consumed(duramen) == before
 
 
+@pytest.mark.parametrize("other", ["recovery-point", "replication", "cleaner"])
+@pytest.mark.parametrize("how", ["swapped", "overwritten"])
+def test_a_checkpoint_of_another_kind_is_not_taken_for_the_log_start(
+    duramen: Command, orders: Path, other: str, how: str
+) -> None:
+    """They all look the same; a log start that is too high would hide every record."""
+    assert duramen("delete-records", "orders", "--partition", 0, "--before-offset", 42, "--yes").code == 0
+    before = set(consumed(duramen))
+    starts, others = (orders / "logs" / f"{name}-offset-checkpoint" for name in ("log-start", other))
+    mine, its = starts.read_bytes(), others.read_bytes()
+    assert mine != its
+    starts.write_bytes(its)
+    if how == "swapped":
+        others.write_bytes(mine)
+    (orders / "state" / topic_id(orders) / "0").unlink()
+    assert duramen("recover", "--yes").code == 3
+    assert before <= set(consumed(duramen))
+    assert duramen("verify").code == 0
+
+
 def test_a_sweep_gives_topics_of_older_releases_their_copy(orders: Path) -> None:
     with LogStore(orders, clock=ManualClock(10**15)) as store:
         topic = store.topic("orders")

@@ -547,7 +547,7 @@ WRONG = [
     (
         "--store store schedule --interval nothing=5",
         2,
-        ("error: there is no job 'nothing'. The jobs are compaction, retention, flush, ledger.\n"),
+        ("error: there is no job 'nothing'. The jobs are compaction, flush, ledger, retention.\n"),
     ),
     (
         "--output xml topics list",

@@ -372,6 +372,21 @@ def test_without_list_and_directory_the_loss_is_said_as_an_upper_bound(
         assert [(each.base_offset, each.end_offset, each.at_most) for each in losses] == [(0, high_watermark, True)]
 
 
+def test_without_ends_directory_and_ledger_kafkas_checkpoint_tells_where_a_partition_ended(
+    store: LogStore, orders: Topic, root: Path
+) -> None:
+    high_watermark = store.high_watermark(orders, 0)
+    assert high_watermark
+    assert not store.has_ledger
+    store.project_checkpoints()
+    (root / "state" / orders.id / "ends").write_bytes(b"no ends")
+    shutil.rmtree(root / "logs" / "orders-0")
+    for reports in (recover(store, orders, dry_run=True), recover(store, orders)):
+        lost = [offset for each in reports[0].losses for offset in range(each.base_offset, each.end_offset)]
+        assert lost == list(range(high_watermark))
+    assert store.high_watermark(orders, 0) == high_watermark
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES])
 @pytest.mark.parametrize("ending", ["orders.t", "partition.metadata", "ends"])
 def test_an_error_of_the_system_is_no_sign_of_damage(

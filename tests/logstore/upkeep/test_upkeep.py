@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from compaction_job import compact
+from logstore.commit.committer import Committer
+from logstore.commit.produce import append_table, table_of
 from logstore.directory.checkpoint import read_offset_checkpoint
 from logstore.directory.state import SegmentEntry, write_state
 from logstore.errors import CorruptState, DamagedLog, DuramenError, LockHeld, OffsetOutOfRange, UnknownTopic
@@ -252,6 +255,31 @@ def test_a_log_that_lost_its_end_is_refused_until_recovered(store: LogStore, ord
     assert report.losses[-1].end_offset == 300
     with writing(store, orders, 0, what="test") as log:
         assert log.append(records(1)).first_offset == 300
+
+
+@pytest.mark.parametrize("opened_by", ["settle", "flush", "writing"])
+def test_a_flushed_segment_that_lost_bytes_is_still_missed_after_somebody_opened_the_log(
+    store: LogStore, orders: Topic, opened_by: str
+) -> None:
+    """Opening writes the segment list again; what is listed is the only trace of bytes that are gone without a hole."""
+    committer = Committer(store)
+    committer.flush(orders)
+    append_table(committer, "orders", table_of(records(40)))  # not flushed: this part of the log is looked through
+    bases = [entry.base_offset for entry in store.partition_state(orders, 0).segments]
+    os.truncate(first_log(store, orders, 0, at=1), 0)
+    store.forget_tail(orders, 0)
+    with contextlib.suppress(DamagedLog):
+        if opened_by == "settle":
+            Committer(store).settle_topic(orders)
+        elif opened_by == "flush":
+            Committer(store).flush(orders)
+        else:
+            with store.writing(orders, 0, what="test"):
+                pass
+    planned, done = (recover(store, orders, [0], dry_run=dry_run)[0] for dry_run in (True, False))
+    for report in (planned, done):
+        assert [(loss.base_offset, loss.end_offset) for loss in report.losses] == [(bases[1], bases[2])]
+    assert not recover(store, orders, [0])[0].found_damage
 
 
 def test_recovery_makes_damaged_state_anew(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
