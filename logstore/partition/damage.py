@@ -39,6 +39,8 @@ class Hole:
     end: int
     reason: str
     claims: tuple[int, int] | None = None
+    #: the begin of the file's last batch: what it claims is all that was lost after it
+    torn: bool = False
 
 
 @dataclass(slots=True)
@@ -56,23 +58,27 @@ class FileScan:
         return self.runs[-1].end_offset if self.runs else None
 
 
-def scan_file(file: File, *, low: int, high: int, limits: Limits, open_ended: bool = False) -> FileScan:
+def scan_file(
+    file: File, *, low: int, high: int, limits: Limits, open_ended: bool = False, had_bytes: int | None = None
+) -> FileScan:
     """All sound batches of the file with offsets in [low, high), and the holes between them.
 
-    `open_ended`: `high` is the high watermark, and what follows the last batch below it was never published. Raises
-    BufferLimit for a sound batch that is larger than the limits' read buffer.
+    `open_ended`: `high` is the high watermark, and what follows the last batch below it was never published.
+    `had_bytes`: how long the file was, where that is known. Raises BufferLimit for a sound batch that is larger than
+    the limits' read buffer.
     """
-    return _Scan(file, low, high, limits, open_ended).run()
+    return _Scan(file, low, high, limits, open_ended, had_bytes or 0).run()
 
 
 class _Scan:
-    def __init__(self, file: File, low: int, high: int, limits: Limits, open_ended: bool) -> None:
+    def __init__(self, file: File, low: int, high: int, limits: Limits, open_ended: bool, had_bytes: int) -> None:
         self._file = file
         self._low = low
         self._high = high
         self._limits = limits
         self._open_ended = open_ended
         self._size = file.size()
+        self._had_bytes = had_bytes
         self._effort = Effort.for_file(self._size)
         self._found = FileScan(self._size, tail_position=self._size)
         self._last = low - 1
@@ -153,7 +159,8 @@ class _Scan:
             self._end_run(trouble)
         self._unconfirmed = None
         end = self._size if following is None else following.position
-        self._note(Hole(trouble, end, reason, self._claims(trouble, end)))
+        torn = self._torn_claims(trouble) if following is None else None
+        self._note(Hole(trouble, end, reason, torn or self._claims(trouble, end), torn=torn is not None))
         return end
 
     def _retract(self, position: int, last_offset: int) -> None:
@@ -185,17 +192,30 @@ class _Scan:
         return next_intact(self._file, trouble + 1, self._size, low=low, high=self._high, effort=self._effort)
 
     def _claims(self, position: int, end: int) -> tuple[int, int] | None:
+        claimed = self._claimed(position, end)
+        if claimed is None or intact_at(self._file, position, end) is not None:
+            return None  # its checksum holds: it is the offset that is wrong
+        return claimed.begin_offset, claimed.next_offset
+
+    def _torn_claims(self, position: int) -> tuple[int, int] | None:
+        """The offsets of a batch that lacks its end, if it was the last one: the file ended where it would."""
+        if self._size >= self._had_bytes:
+            return None
+        claimed = self._claimed(position, self._had_bytes)
+        # No checksum can be held against it, so its header must be likely.
+        if claimed is None or not 0 < (claimed.count or 0) <= claimed.next_offset - claimed.begin_offset:
+            return None
+        return claimed.begin_offset, claimed.next_offset
+
+    def _claimed(self, position: int, end: int) -> BatchHeader | None:
+        """The header of what claims to be one batch that ends at `end`, with offsets that may stand there."""
         try:
             header = read_header(self._file, position, end)
         except CorruptBatch:
             return None
         if header is None or header.base_offset is None or header.end_position != end:
             return None
-        if header.base_offset <= self._last or header.last_offset >= self._high:
-            return None
-        if intact_at(self._file, position, end) is not None:
-            return None  # its checksum holds: it is the offset that is wrong
-        return header.base_offset, header.next_offset
+        return header if self._last < header.base_offset and header.last_offset < self._high else None
 
     def _note(self, hole: Hole) -> None:
         holes = self._found.holes

@@ -146,8 +146,8 @@ class _Planner:
         committed = self._given.committed
         open_ended = following is None and committed is not None
         high = following if following is not None else INT64_MAX if committed is None else committed
-        listed = self._listed_bytes(base) is not None
-        found = SegmentSalvage(base, high, listed, None)
+        listed = self._listed_bytes(base)
+        found = SegmentSalvage(base, high, listed is not None, None)
         path = self._path(base)
         if not self._fs.exists(path):
             found.rewrite = high > max(base, self._start) or following is None
@@ -158,7 +158,10 @@ class _Planner:
                 self._plan.damages.append(
                     Damage(path, SEGMENT_BYTES_MAX, file.size() - SEGMENT_BYTES_MAX, "larger than a segment can be")
                 )
-            scan = scan_file(file, low=base, high=high, limits=self._given.limits, open_ended=open_ended)
+            had_bytes = listed if following is not None else None  # the last one grows before it is listed
+            scan = scan_file(
+                file, low=base, high=high, limits=self._given.limits, open_ended=open_ended, had_bytes=had_bytes
+            )
             found.scan = scan
             self._plan.bytes_scanned += scan.size_bytes
             if not scan.runs and scan.holes:
@@ -280,7 +283,9 @@ class _Planner:
                 if hole.claims is not None:
                     if begin < self._given.compacted_offset:  # offsets before those it names were compacted
                         begin = max(begin, min(hole.claims[0], end))
-                    end = hole.claims[1] if end == INT64_MAX else end
+                    # So were those after the file's last batch.
+                    known_end = hole.torn and end <= self._given.compacted_offset
+                    end = hole.claims[1] if end == INT64_MAX or known_end else end
                 self._lose(path, hole.position, hole.end - hole.position, hole.reason, begin, end, segment)
             if not scan.holes or scan.holes[-1].end < scan.size_bytes:
                 self._lose_end(segment, path, low)

@@ -321,6 +321,62 @@ def test_an_emptied_segment_that_was_overwritten_has_lost_nothing() -> None:
     assert contents(log) == without(rows, (6, 12))
 
 
+def thinned_to_its_first_batch(log_start_offset: int) -> tuple[SimulatedFileSystem, list[Row]]:
+    """Compaction left offsets 0 and 1 of the first segment, 100 bytes of 300."""
+    fs, rows = filled()
+    state = read_state(fs, STATE)
+    assert state is not None
+    entries = tuple(replace(entry, size_bytes=100) if entry.base_offset == 0 else entry for entry in state.segments)
+    thinned = {"first_dirty_offset": 12, "thinned_offset": 12, "log_start_offset": log_start_offset}
+    write_state(fs, STATE, replace(state, segments=entries, **thinned))  # type: ignore[arg-type]
+    put(fs, path(0), directory_bytes(fs)[f"{0:020d}.log"][:100])
+    return fs, [row for row in without(rows, (2, 6)) if row[0] >= log_start_offset]
+
+
+@pytest.mark.parametrize("kept", [61, 83, 99])
+@pytest.mark.parametrize(("start", "lost"), [(0, [(0, 2)]), (1, [(1, 2)]), (2, []), (3, [])])
+def test_a_torn_batch_that_was_its_segments_last_costs_no_offset_behind_it(
+    start: int, lost: list[tuple[int, int]], kept: int
+) -> None:
+    """The header ends where the list says the file ended, so no batch came after it."""
+    fs, rows = thinned_to_its_first_batch(start)
+    put(fs, path(0), directory_bytes(fs)[f"{0:020d}.log"][:kept])
+    plan, log = salvage(fs)
+    assert ranges(plan.losses) == lost
+    assert [(each.position, each.size_bytes) for each in plan.damages] == [(0, kept)]
+    assert contents(log) == without(rows, *lost)
+
+
+@pytest.mark.parametrize(
+    ("kept", "position", "lie"),
+    [
+        (60, 0, b""),  # too little of the header is left
+        (83, 8, struct.pack(">i", 87)),  # shorter than the list says: another batch may have come after it
+        (83, 8, struct.pack(">i", 89)),
+        (83, 23, struct.pack(">i", 0)),  # fewer offsets than records
+        (83, 57, struct.pack(">i", 0)),  # no record, but bytes of some
+        (83, 23, struct.pack(">i", 9)),  # offsets of the next segment
+    ],
+)
+def test_a_torn_batch_whose_header_does_not_fit_may_have_cost_all_of_its_segment(
+    kept: int, position: int, lie: bytes
+) -> None:
+    fs, rows = thinned_to_its_first_batch(0)
+    write(fs, path(0), lie, position)
+    put(fs, path(0), directory_bytes(fs)[f"{0:020d}.log"][:kept])
+    plan, log = salvage(fs)
+    assert [(each.base_offset, each.end_offset, each.at_most) for each in plan.losses] == [(0, 6, True)]
+    assert contents(log) == without(rows, (0, 6))
+
+
+def test_where_compaction_has_not_been_a_torn_batch_cost_all_of_its_segment_whatever_it_says() -> None:
+    fs, _ = filled()
+    write(fs, path(6), struct.pack(">i", 0), 223)  # one offset
+    write(fs, path(6), struct.pack(">i", 1), 257)  # one record
+    put(fs, path(6), directory_bytes(fs)[f"{6:020d}.log"][:283])
+    assert ranges(plan_salvage(given(fs)).losses) == [(10, 12)]
+
+
 @pytest.mark.parametrize("bases", [(0, 7, 14, 20), (0, 6, 8, 18), (0, 6, 12, 18, 21)])
 def test_a_list_of_another_partition_is_recognised(bases: tuple[int, ...]) -> None:
     fs, _ = filled()
