@@ -7,18 +7,19 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 
+from logstore.bucket.store import BucketStore
 from logstore.compaction.maintenance import MaintainedStore
 from logstore.objects.opening import is_url
 from logstore.store import open_store
 
-_kept: dict[tuple[str, int], MaintainedStore] = {}
+_kept: dict[tuple[object, ...], MaintainedStore] = {}
 _lock = threading.Lock()
 
 
 def kept_open(path: str, storage_options: Mapping[str, str] | None = None, *, create: bool = False) -> MaintainedStore:
     """One open store a process; opened again after a fork, because neither locks nor connections survive one."""
     with _lock:
-        key = (path, os.getpid())
+        key = _key(path, storage_options)
         if key not in _kept:
             _kept[key] = open_store(path, create=create, storage_options=storage_options)
         return _kept[key]
@@ -26,11 +27,22 @@ def kept_open(path: str, storage_options: Mapping[str, str] | None = None, *, cr
 
 @contextlib.contextmanager
 def opened(path: str, storage_options: Mapping[str, str] | None = None) -> Iterator[MaintainedStore]:
-    """For one piece of work. In a bucket nothing is held open and opening takes requests, so it is kept."""
-    if is_url(path):
-        kept = kept_open(path, storage_options)
-        kept.topic_names()  # as of now: topics may have been altered since the last piece
-        yield kept
+    """The store as of now, for one piece of work. Raises what opening it raises.
+
+    Opening one in a bucket takes requests, so it is kept: tasks and triggers come again, and ask for what is new alone.
+    """
+    if not is_url(path):
+        with open_store(path) as store:
+            yield store
         return
-    with open_store(path) as store:
-        yield store
+    with _lock:
+        key = _key(path, storage_options)
+        kept = _kept.get(key)
+        if not isinstance(kept, BucketStore) or not kept.is_unchanged():
+            kept = _kept[key] = open_store(path, storage_options=storage_options)
+    with kept:  # closing it gives up what was fetched, and keeps its connections
+        yield kept
+
+
+def _key(path: str, storage_options: Mapping[str, str] | None) -> tuple[object, ...]:
+    return (os.getpid(), path, *sorted((storage_options or {}).items()))

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -19,15 +19,19 @@ from logstore.objects.opening import is_url
 from logstore.python_workers import use_this_python
 from logstore.restore.restore import RestorePlan, plan_restore, restore_partition, restored_batch, versions_of
 from logstore.spark_tasks import Batches, numbered, numbers
-from streaming.options import IDS
-from streaming.reopened import open_again
+from streaming.opened import opened
+from streaming.options import IDS, StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from logstore.topics.readable import ReadableStore
+
 SCHEMA = "key binary, value binary, partition int, offset long, timestamp timestamp"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _HISTORY_MAX = 20
+#: where a store is, and how its bucket is reached
+Address: TypeAlias = tuple[str, StorageOptions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class RestoredState:
 def restore_state(
     spark: SparkSession,
     *,
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | ReadableStore,
     topic: str,
     as_of_timestamp_ms: int | None = None,
     as_of_offsets: Mapping[int, int] | None = None,
@@ -75,6 +79,9 @@ def restore_state(
     With `since_offsets` only what is newer is read: an increment to apply, for which `tombstones=True` also delivers
     deleted keys, with a null value.
 
+    `store` is a path, a URL, or an open store, which need not stay open: tasks reach its bucket by the same options,
+    with credentials of their own.
+
     The DataFrame is read when an action needs it, again each time, always up to the same offsets; if compaction has
     overtaken them by then, the action fails with HistoryCompacted.
     Raises UnknownTopic, InvalidConfig, OffsetOutOfRange, HistoryCompacted.
@@ -82,41 +89,45 @@ def restore_state(
         state = restore_state(spark, store="/data/store", topic="accounts", as_of_timestamp_ms=1_700_000_000_000)
         state.df.count(), state.end_offsets
     """
-    path = _address(store)
-    with open_again(path, {}) as opened:
+    address = _address(store)
+    with opened(*address) as open_store:
         plan = plan_restore(
-            opened,
+            open_store,
             topic,
             as_of_offsets=as_of_offsets,
             as_of_timestamp_ms=as_of_timestamp_ms,
             since_offsets=since_offsets,
             allow_thinned=allow_thinned,
         )
-    return RestoredState(_restored(spark, path, plan, tombstones=tombstones), plan)
+    return RestoredState(_restored(spark, address, plan, tombstones=tombstones), plan)
 
 
-def _address(store: str | os.PathLike[str]) -> str:
-    """A path that means the same to tasks, or the URL of a store in a bucket."""
-    return os.fspath(store) if is_url(store) else os.path.abspath(os.fspath(store))
+def _address(store: str | os.PathLike[str] | ReadableStore) -> Address:
+    """A path that means the same to tasks, or a URL; an open store also knows how its bucket is reached."""
+    if isinstance(store, (str, os.PathLike)):
+        path, options = os.fspath(store), StorageOptions()
+    else:
+        path, options = store.path, StorageOptions(store.storage_options)
+    return path if is_url(path) else os.path.abspath(path), options
 
 
-def _restored(spark: SparkSession, path: str, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
+def _restored(spark: SparkSession, address: Address, plan: RestorePlan, *, tombstones: bool) -> DataFrame:
     use_this_python(spark)
     # A tombstone of one partition may be what removes a key from another.
-    task = _restore_task(path, plan, tombstones or not plan.by_partition)
+    task = _restore_task(address, plan, tombstones or not plan.by_partition)
     schema = SCHEMA if plan.by_partition else f"{SCHEMA}, version long"
     rows = numbered(spark, plan.partitions).mapInArrow(task, schema)
     return rows if plan.by_partition else _merged(rows, tombstones)
 
 
-def _restore_task(store: str, plan: RestorePlan, tombstones: bool) -> Callable[[Batches], Batches]:
+def _restore_task(address: Address, plan: RestorePlan, tombstones: bool) -> Callable[[Batches], Batches]:
     """Rows of the partitions it is given; with their versions where they are to be merged."""
     headers = not plan.by_partition and plan.order.needs_headers
 
     def run(batches: Batches) -> Batches:
-        with open_again(store, {}) as opened:
+        with opened(*address) as store:
             for number in numbers(batches):
-                for columns in restore_partition(opened, plan, number, tombstones=tombstones, headers=headers):
+                for columns in restore_partition(store, plan, number, tombstones=tombstones, headers=headers):
                     rows = restored_batch(columns, number)
                     if not plan.by_partition:
                         rows = rows.append_column("version", pa.array(versions_of(columns, plan.order)))
@@ -137,7 +148,7 @@ def _merged(rows: DataFrame, tombstones: bool) -> DataFrame:
 
 
 def restore_into_delta(
-    spark: SparkSession, *, store: str | os.PathLike[str], topic: str, path: str, full: bool = False
+    spark: SparkSession, *, store: str | os.PathLike[str] | ReadableStore, topic: str, path: str, full: bool = False
 ) -> RestoredState:
     """Bring a Delta table to the topic's present state; returns the table, and the offsets it is at.
 
@@ -151,18 +162,18 @@ def restore_into_delta(
         table.df.count(), table.end_offsets, table.plan.is_increment
     """
     DeltaTable = _delta_table(spark)
-    path_of_store = _address(store)
+    address = _address(store)
     known = None if full else _position(spark, path)
-    with open_again(path_of_store, {}) as opened:
-        plan = plan_restore(opened, topic)
+    with opened(*address) as open_store:
+        plan = plan_restore(open_store, topic)
         if known is not None and _continues(plan, known):
             since = dict(enumerate(known["end_offsets"]))
             # Not newer than what was just compared: a tombstone dropped in between is noticed when it is read.
             now = dict(enumerate(plan.end_offsets))
-            plan = plan_restore(opened, topic, since_offsets=since, as_of_offsets=now)
+            plan = plan_restore(open_store, topic, since_offsets=since, as_of_offsets=now)
             if plan.dropped_tombstones != tuple(known["dropped_tombstones"]):
-                plan = plan_restore(opened, topic)
-    rows = _restored(spark, path_of_store, plan, tombstones=plan.is_increment)
+                plan = plan_restore(open_store, topic)
+    rows = _restored(spark, address, plan, tombstones=plan.is_increment)
     with _metadata(spark, plan):
         if plan.is_increment:
             (

@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 from logstore.errors import InvalidConfig, OffsetOutOfRange
 from logstore.records.columns import DecodedColumns
 from streaming.columns import HEADERS, ChosenColumn, chosen_columns, schema_text, spark_batch
+from streaming.opened import opened
 from streaming.options import ReadOptions, option_of, read_options, write_options
 from streaming.ranges import (
     OffsetRange,
@@ -46,7 +47,6 @@ from streaming.ranges import (
     to_stream,
     visible_end,
 )
-from streaming.reopened import open_again
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter  # since 4.1
@@ -107,7 +107,7 @@ class LogReader(DataSourceReader):
         self.bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        with open_again(self.options.store, self.options.storage) as store:
+        with opened(self.options.store, self.options.storage) as store:
             ranges = batch_ranges(store, self.options)
             ranges = [each for each in map(self.bounds.narrowed, ranges) if each is not None]
         return [RangePartition(each) for each in ranges] or [RangePartition(_NOTHING)]
@@ -211,7 +211,7 @@ class LogStreamReader(DataSourceStreamReader):
                 )
 
     def initialOffset(self) -> StreamOffsets:
-        with open_again(self.options.store, self.options.storage) as store:
+        with opened(self.options.store, self.options.storage) as store:
             found = resolve(store, self.options, self.options.starting, "starting")
         return to_stream({(topic.name, topic.id, number): offset for topic, number, offset in found})
 
@@ -219,13 +219,13 @@ class LogStreamReader(DataSourceStreamReader):
         return to_stream(self._latest())
 
     def _latest(self) -> Positions:
-        with open_again(self.options.store, self.options.storage) as store:
+        with opened(self.options.store, self.options.storage) as store:
             return latest_positions(store, self.options)
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         stops = from_stream(end)
         begins = stream_start(self.options, from_stream(start), stops)
-        with open_again(self.options.store, self.options.storage) as store:
+        with opened(self.options.store, self.options.storage) as store:
             ranges = [
                 in_range(store, self.options, OffsetRange(*key, begins[key], stop))
                 for key, stop in stops.items()
@@ -242,7 +242,7 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """The records of one range as Arrow batches with Spark's columns."""
     headers = any(column.name == HEADERS for column in columns)
-    with open_again(options.store, options.storage) as store:
+    with opened(options.store, options.storage) as store:
         while wanted.start < wanted.end:
             wanted = in_range(store, options, wanted)
             topic = store.topic(wanted.topic)

@@ -111,8 +111,8 @@ class BucketStore(StoreSettings, Reads):
         self.url = url.rstrip("/")
         self.clock = clock
         self.limits = limits
-        self._options = dict(storage_options or {})
-        self.objects: Objects = objects or open_objects(self.url, self._options)
+        self.storage_options: Mapping[str, str] = dict(storage_options or {})
+        self.objects: Objects = objects or open_objects(self.url, self.storage_options)
         self._may_probe = objects is None
         #: of what the store is a copy, and the version of the ledger it began with
         self._origin: tuple[Origin, int] | None = None
@@ -276,7 +276,7 @@ class BucketStore(StoreSettings, Reads):
             return
         with _probing:
             if self.url not in _probed:
-                probe_objects(open_raw(self.url, self._options))
+                probe_objects(open_raw(self.url, self.storage_options))
                 _probed.add(self.url)
 
     # --- topics -----------------------------------------------------------------------------------------------------

@@ -148,6 +148,10 @@ class OpenTopics(StoreSettings):
         return self.layout.root
 
     @property
+    def storage_options(self) -> Mapping[str, str]:
+        return {}
+
+    @property
     def is_read_only(self) -> bool:
         """Whether it could be opened for reading only."""
         return isinstance(self.fs, ReadOnlyFiles)

@@ -29,6 +29,10 @@ class ReadableStore(Protocol):
     def path(self) -> str: ...
 
     @property
+    def storage_options(self) -> Mapping[str, str]:
+        """How its bucket is reached, as it was opened with; none of a directory. May have secrets in it."""
+
+    @property
     def poll_s(self) -> float:
         """How often to look for news where nobody says otherwise."""
 

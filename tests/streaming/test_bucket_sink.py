@@ -259,6 +259,15 @@ def test_the_state_is_restored_with_the_credentials_of_the_environment(
     }
 
 
+def test_the_state_is_restored_by_the_options_of_an_open_store(
+    spark: SparkSession, url: str, options: dict[str, str]
+) -> None:
+    sink(url, options).write(rows(spark, 0, 100), 0)
+    with BucketStore(url, storage_options=options) as store:
+        state = restore_state(spark, store=store, topic="orders")
+    assert {bytes(row.value) for row in state.df.collect()} == {b"v%d" % n for n in range(93, 100)}
+
+
 def test_secrets_do_not_travel(url: str, options: dict[str, str]) -> None:
     mine = sink(url, options | {"secret_access_key": "nobody-may-see"})
     assert b"nobody-may-see" not in pickle.dumps(mine.__getstate__() | {"_mark": None})
