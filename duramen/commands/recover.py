@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,6 +105,7 @@ def _recover_partitions(
     store: LogStore, partitions: list[tuple[Topic, int]], *, readmit: bool, yes: bool, dry_run: bool
 ) -> list[Recovery]:
     """Looks first, and asks before records are given up."""
+    from logstore.errors import CorruptState
     from logstore.upkeep.recovery import RecoveryLedger, repair_partitions
 
     ledger = RecoveryLedger(store)
@@ -124,7 +126,8 @@ def _recover_partitions(
             _print_partitions(reports, dry_run=True)
         session.confirm(_question(lost), yes=yes)
     reports = _recover_all(store, partitions, ledger, readmit=readmit, dry_run=False, agreed=reports)
-    store.project_checkpoints()
+    with contextlib.suppress(CorruptState):  # of a topic that is not brought back: then Kafka's files stay as they are
+        store.project_checkpoints()
     for report in reports:
         report.repaired += repaired[report.partition]
     return reports

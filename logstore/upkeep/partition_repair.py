@@ -30,6 +30,7 @@ from logstore.topics.opened import OpenStore
 from logstore.topics.places import is_log_of, segments_at
 from logstore.topics.placing import make_partition
 from logstore.topics.registry import Topic
+from logstore.upkeep.strays import readable_topics
 
 #: an id that differs from a topic's in no more characters is that topic's, damaged
 _DAMAGED_CHARS = 2
@@ -109,7 +110,8 @@ def _is_log_after_all(
     """
     if state is not None and is_log_of(store.fs, directory, state):
         return True
-    other = next((each for each in store.topics() if each.id == carried and each.name != topic.name), None)
+    others, _ = readable_topics(store)
+    other = next((each for each in others if each.id == carried and each.name != topic.name), None)
     if not _may_be_log_of(store, directory, state):
         return False
     if (
@@ -212,7 +214,8 @@ def _checkpointed(store: OpenStore, topic: Topic, partition: TopicPartition) -> 
 
 def _agrees_with_lists(store: OpenStore, log_starts: dict[TopicPartition, int]) -> bool:
     """Whether no list that can be read says that a log starts earlier: starts only grow."""
-    for topic in store.topics():
+    topics, _ = readable_topics(store)
+    for topic in topics:
         for number in range(topic.partitions):
             told = log_starts.get(topic.partition(number), 0)
             state = state_of(store, topic.id, number) if told else None

@@ -206,6 +206,32 @@ def test_a_checkpoint_of_another_kind_is_not_taken_for_the_log_start(
     assert duramen("verify").code == 0
 
 
+@pytest.mark.parametrize("damaged", [("list",), ("list", "metadata")], ids="-".join)
+@pytest.mark.parametrize("arguments", [("--dry-run",), ("orders", "--dry-run"), ("orders", "--yes")], ids=" ".join)
+def test_what_is_lost_of_a_topic_is_looked_for_while_the_file_of_another_is_damaged(
+    duramen: Command, orders: Path, damaged: tuple[str, ...], arguments: tuple[str, ...]
+) -> None:
+    with LogStore(orders) as store:
+        store.create_topic("payments")
+    assert duramen("delete-records", "orders", "--partition", 0, "--before-offset", 42, "--yes").code == 0
+    before = consumed(duramen)
+    garble(orders / "topics" / "payments.t")
+    id_ = topic_id(orders)
+    (orders / "state" / id_ / "0").unlink()
+    if "metadata" in damaged:
+        other = id_[:5] + ("A" if id_[5] != "A" else "B") + id_[6:]
+        (orders / "logs" / "orders-0" / "partition.metadata").write_text(f"version: 0\ntopic_id: {other}")
+    told = duramen("recover", *arguments, output="json")
+    assert told.code == 3
+    assert told.out, told.err
+    (mine, _) = [each for each in json.loads(told.out)["partitions"] if each["topic"] == "orders"]
+    assert mine["repaired"]
+    assert not mine["losses"]
+    assert duramen("recover", "--yes").code in (0, 3)
+    assert consumed(duramen) == before
+    assert duramen("verify").code == 0
+
+
 def test_a_sweep_gives_topics_of_older_releases_their_copy(orders: Path) -> None:
     with LogStore(orders, clock=ManualClock(10**15)) as store:
         topic = store.topic("orders")
