@@ -61,7 +61,7 @@ class StreamWriter(DataSourceStreamWriter):
         self._types = types
         self._id = uuid.uuid4()
         with opened(options.store, options.storage) as store:
-            self._outputs = store.commits().outputs("")
+            self._outputs = store.commits().outputs(self._id.hex)  # each batch has its own
             targets_of(store, types, options.topic, options.dead_letter_topic)  # before rows are worked on for nothing
 
     def write(self, iterator: Iterator[Any]) -> StagedMessage:

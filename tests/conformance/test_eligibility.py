@@ -18,7 +18,7 @@ import pytest
 from conformance.compaction_logs import THEMES, random_story
 from conformance.kafka import Kafka, Verdict
 from conformance.workload import NOW_MS, PARTITION, UnsyncedFiles, cleaner_facts, cleaner_rules
-from logstore.cleaner.eligibility import CleanerFacts, Due, Looks, cleanable
+from logstore.cleaner.eligibility import CleanerFacts, Due, Lookups, cleanable
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from reference.partition_writer import PartitionWriter
@@ -50,7 +50,7 @@ def assert_same_verdict(facts: CleanerFacts, log: PartitionWriter, question: Que
         facts,
         cleaner_rules(LogConfig.from_mapping(settings)),
         now_ms=now_ms,
-        looks=Looks(lambda base_offset: bases[base_offset].first_timestamp_ms),
+        looks=Lookups(lambda base_offset: bases[base_offset].first_timestamp_ms),
     )
     where = f"{question}\nours {ours}\nKafka's {theirs}\n{facts}"
     assert ours.first_dirty_offset == theirs.first_dirty_offset, where

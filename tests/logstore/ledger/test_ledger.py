@@ -316,7 +316,7 @@ def test_the_tables_are_plain_delta_tables(ledger: Ledger, request_of: RequestOf
 
 @pytest.mark.parametrize("name", ["a%20b", "a\\b", "a\nb"])
 def test_a_path_delta_rs_would_take_for_another_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LedgerError, match="for another one"):
+    with pytest.raises(LedgerError, match="cannot open a path"):
         Ledger(tmp_path / name)
     assert os.listdir(tmp_path) == []
 

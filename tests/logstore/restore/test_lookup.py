@@ -49,7 +49,7 @@ def test_only_the_keys_own_partition_is_read_where_all_rows_were_placed_by_key(s
     append("t", [Record(b"k%d" % n, b"v%d" % n, n) for n in range(40)])
     asked = []
     reader = store.reader
-    store.reader = lambda topic, number: asked.append(number) or reader(topic, number)  # type: ignore[method-assign]
+    store.reader = lambda topic, number, **more: asked.append(number) or reader(topic, number, **more)  # type: ignore[method-assign]
     latest_of_key(store, topic, b"k7")
     assert len(asked) == 1
 
