@@ -124,7 +124,15 @@ def test_waits_grow_and_end_at_the_deadline() -> None:
     assert len(faulty.calls) == len(time.sleeps) + 1
 
 
-@pytest.mark.parametrize("fault", READS)
+def test_an_object_that_is_said_to_be_gone_is_an_answer() -> None:
+    objects, faulty, memory = over({0: Fault.MISSING})
+    memory.put("k", [b"v"])
+    with pytest.raises(ObjectMissing):
+        objects.get("k")
+    assert len(faulty.calls) == 1
+
+
+@pytest.mark.parametrize("fault", sorted({*READS} - {Fault.MISSING}, key=READS.index))
 def test_a_read_that_fails_is_repeated(fault: Fault) -> None:
     objects, faulty, memory = over(dict.fromkeys(range(0, 12, 2), fault))
     memory.put("k", [b"0123456789"])
