@@ -123,7 +123,10 @@ def test_an_outcome_that_stays_open_is_said_to_be_unknown() -> None:
     assert writer.refresh().version == 2
 
 
-def test_who_slept_and_put_a_version_that_was_cleaned_up_has_not_committed() -> None:
+def slept_through_a_clean_up() -> tuple[BucketLedger, LedgerView, BucketLedger]:
+    """A ledger that was last looked at before its next version was made, summarized and deleted; what it saw; and the
+    writer of all that.
+    """
     objects = MemoryObjects()
     now = [0]
     sleeper = ledger(objects, elapsed=lambda: Elapsed(lambda: now[0], lambda: 0))
@@ -133,6 +136,11 @@ def test_who_slept_and_put_a_version_that_was_cleaned_up_has_not_committed() -> 
         writer.commit(writer.view, entry(batch(number)))
     objects.delete([commit_key(version) for version in range(8)])
     now[0] += 3_600_001
+    return sleeper, seen, writer
+
+
+def test_who_slept_and_put_a_version_that_was_cleaned_up_has_not_committed() -> None:
+    sleeper, seen, writer = slept_through_a_clean_up()
     with pytest.raises(CommitConflict):
         sleeper.commit(seen, entry(replace(batch(3), clock_ms=9)))
     assert sleeper.view == writer.view
@@ -209,15 +217,7 @@ def test_who_slept_behind_its_commit_does_not_say_that_it_is_none(is_pruned: boo
 
 
 def test_a_fence_put_by_one_who_slept_is_none() -> None:
-    objects = MemoryObjects()
-    now = [0]
-    sleeper = ledger(objects, elapsed=lambda: Elapsed(lambda: now[0], lambda: 0))
-    writer = filled(objects, 2)
-    seen = sleeper.refresh()
-    for number in range(3, 12):
-        writer.commit(writer.view, entry(batch(number)))
-    objects.delete([commit_key(version) for version in range(8)])
-    now[0] += 3_600_001
+    sleeper, seen, _ = slept_through_a_clean_up()
     with pytest.raises(CommitConflict):
         sleeper.commit(seen, Entry((), "fence", is_sweep=True))
 
