@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
 def recover_bucket(topics: list[str] | None, partition: int | None, *, yes: bool, dry_run: bool) -> None:
     """Look first, ask before records are given up, then mend; exit 3 when there was damage."""
-    from logstore.bucket.examining import mend_ledger, mend_store
+    from logstore.bucket.examining import mend_store
     from logstore.bucket.store import BucketStore
 
-    draft = BucketStore(session.path, is_draft=True)
-    draft.check_made()
-    ledger = mend_ledger(draft, dry_run=dry_run)
+    ledger, agreed = _open_again(BucketStore(session.path, is_draft=True), yes=yes, dry_run=dry_run)
     if ledger and dry_run:  # nothing more can be looked at without it
         return _answer(ledger, [], dry_run=True)
     with session.open_bucket() as store:
@@ -30,12 +28,34 @@ def recover_bucket(topics: list[str] | None, partition: int | None, *, yes: bool
         actions = [*ledger, *mend_store(store, dry_run=dry_run)]
         found = _mend_all(store, chosen, dry_run=True)
         lost = [f"{each.partition} {loss_text(loss)}" for each in found for loss in loss_documents(each.losses)]
-        if lost and not dry_run:
+        if not dry_run and set(lost) - agreed:
             session.confirm(f"Give up {', '.join(lost)}?", yes=yes)
         if not dry_run and any(each.found_damage for each in found):
             damaged = {each.partition for each in found if each.found_damage}
             found = _mend_all(store, [c for c in chosen if c[0].partition(c[1]) in damaged], dry_run=False)
     _answer(actions, found, dry_run=dry_run)
+
+
+def _open_again(store: BucketStore, *, yes: bool, dry_run: bool) -> tuple[list[str], set[str]]:
+    """What a store does not open without: what is done about it, and the losses that were agreed to."""
+    from logstore.bucket.identity_mending import look_at_identity, make_identity
+    from logstore.bucket.ledger_mending import carry_out, look_at_ledger
+
+    identity, repair = look_at_identity(store), look_at_ledger(store)
+    done = [] if identity is None else [f"{identity}: made again with a new id, without settings of the whole store"]
+    lost = [f"{topic}-{number} offsets {first} to {end - 1}" for topic, number, first, end in repair.lost_offsets]
+    done += repair.notes + [f"lost with its commit: {each}" for each in lost]
+    if dry_run or not done:
+        return done, set()
+    if lost:
+        session.confirm(f"Give up {', '.join(lost)}?", yes=yes)
+    if identity is not None:
+        session.confirm(f"{identity}. Make it again at {store.url}, with a new id?", yes=yes)
+    if repair.notes:
+        carry_out(store, repair)
+    if identity is not None:
+        done[0] = f"{identity}: {make_identity(store)}"
+    return done, set(lost)
 
 
 def _mend_all(store: BucketStore, chosen: list[tuple[Topic, int]], *, dry_run: bool) -> list[Mended]:
