@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from duramen.losses import loss_documents, loss_text
+from duramen.losses import joined_ranges, loss_documents, loss_text
 from duramen.session import DAMAGE, session, stop
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from logstore.topics.registry import Topic
 
 
-def recover_bucket(topics: list[str] | None, partition: int | None, *, yes: bool, dry_run: bool) -> None:
+def recover_bucket(topics: list[str] | None, partition: int | None, *, readmit: bool, yes: bool, dry_run: bool) -> None:
     """Look first, ask before records are given up, then mend; exit 3 when there was damage."""
     from logstore.bucket.examining import mend_store
     from logstore.bucket.store import BucketStore
@@ -33,6 +33,8 @@ def recover_bucket(topics: list[str] | None, partition: int | None, *, yes: bool
         if not dry_run and any(each.found_damage for each in found):
             damaged = {each.partition for each in found if each.found_damage}
             found = _mend_all(store, [c for c in chosen if c[0].partition(c[1]) in damaged], dry_run=False)
+        if readmit:
+            _readmit_all(store, chosen, found, dry_run=dry_run)
     _answer(actions, found, dry_run=dry_run)
 
 
@@ -64,6 +66,20 @@ def _mend_all(store: BucketStore, chosen: list[tuple[Topic, int]], *, dry_run: b
     return [mend_partition(store, topic, number, dry_run=dry_run) for topic, number in chosen]
 
 
+def _readmit_all(store: BucketStore, chosen: list[tuple[Topic, int]], found: list[Mended], *, dry_run: bool) -> None:
+    """`found` gets what came back, of partitions that were sound as well."""
+    from logstore.bucket.mending import Mended
+    from logstore.bucket.readmitting import readmit_partition
+
+    known = {each.partition: each for each in found}
+    for topic, number in chosen:
+        name = topic.partition(number)
+        done = known.get(name) or Mended(name)
+        readmit_partition(store, topic, number, done, dry_run=dry_run)
+        if name not in known and (done.readmitted or done.held_back):
+            found.append(done)
+
+
 def _answer(actions: list[str], found: list[Mended], *, dry_run: bool) -> None:
     sound = not actions and not any(each.found_damage for each in found)
     document: dict[str, Any] = {
@@ -78,6 +94,13 @@ def _answer(actions: list[str], found: list[Mended], *, dry_run: bool) -> None:
                 "actions": each.actions,
                 "losses": loss_documents(each.losses),
                 "quarantined": each.kept,
+                "readmitted": [
+                    {"source": source, "base_offset": first, "end_offset": end}
+                    for source, first, end in joined_ranges(each.readmitted)
+                ],
+                "held_back": [
+                    {"base_offset": first, "end_offset": end, "reason": why} for first, end, why in each.held_back
+                ],
             }
             for each in found
         ],
@@ -94,7 +117,13 @@ def _answer(actions: list[str], found: list[Mended], *, dry_run: bool) -> None:
                 print(f"{name}: {'would be lost' if dry_run else 'lost'}: {loss_text(loss)} ({loss['reason']})")
             for key in each["quarantined"]:
                 print(f"{name}: damaged bytes are kept in {key}")
-        if sound:
+            would = "would be " if dry_run else ""
+            for back in each["readmitted"]:
+                print(f"{name}: offsets {back['base_offset']} to {back['end_offset'] - 1} {would}put back")
+            for held in each["held_back"]:
+                span = f"offsets {held['base_offset']} to {held['end_offset'] - 1}"
+                print(f"{name}: {span} stay in quarantine: {held['reason']}")
+        if sound and not any(each["readmitted"] or each["held_back"] for each in document["partitions"]):
             print("nothing to recover")
 
     session.answer(document, text)

@@ -13,7 +13,6 @@ from logstore.bucket.commit_file import LOG, SUMMARY, commit_key, decode_commit,
 from logstore.bucket.definitions import read_projection, write_projection
 from logstore.bucket.freeing import Floor, is_free
 from logstore.bucket.keys import FLOORS, LOG_FLOOR, floor_key, new_nonce, topic_key
-from logstore.bucket.lost_commits import is_lost
 from logstore.bucket.manifests import overwrite
 from logstore.bucket.rows import Kind, LedgerView, check_chain
 from logstore.errors import CorruptState, DamageError, DuramenError, LedgerError, ObjectMissing
@@ -106,7 +105,7 @@ def _plans(store: BucketStore, view: LedgerView) -> Iterator[DuramenError]:
         if floor is not None:
             floors[topic_id] = floor
     ended = {row.topic_id for row in view.rows if row.kind is Kind.ENDED}
-    for plan in {row.plan for row in view.rows if row.plan is not None and not is_lost(row)}:
+    for plan in {row.plan for row in view.rows if row.plan is not None and not row.is_lost}:
         if is_free(plan, floors, ended):
             continue
         try:

@@ -93,6 +93,11 @@ def quarantine_key(topic_id: str, partition: int, base_offset: int, nonce: str) 
     return f"quarantine/{_checked(topic_id)}/{partition}/{base_offset:020d}-{_checked(nonce)}"
 
 
+def staged_quarantine_key(topic_id: str, partition: int, base_offset: int) -> str:
+    """Of a piece of a staged object, whose batches have no offsets yet: it began at `base_offset`."""
+    return quarantine_key(topic_id, partition, base_offset, f"staged-{new_nonce()}")
+
+
 def _plan_folder(plan_id: str) -> str:
     spread = hashlib.blake2b(_checked(plan_id).encode(), digest_size=1).hexdigest()
     return f"data/{spread}/{plan_id}"

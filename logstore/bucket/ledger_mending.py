@@ -29,7 +29,7 @@ from logstore.bucket.commit_file import (
 from logstore.bucket.definitions import commit_rows, read_copies
 from logstore.bucket.keys import new_nonce, quarantined_commit_key
 from logstore.bucket.ledger import applied
-from logstore.bucket.lost_commits import Evidence, FoundPlan, Hole, bring_back, is_lost
+from logstore.bucket.lost_commits import Evidence, FoundPlan, Hole, bring_back
 from logstore.bucket.manifests import overwrite
 from logstore.bucket.plan import parse_plan
 from logstore.bucket.rows import Kind, LedgerView, PlanRef, TopicRow
@@ -75,14 +75,6 @@ class LedgerRepair:
         return found
 
 
-def mend_ledger(store: BucketStore, *, dry_run: bool) -> list[str]:
-    """Look and carry out; returns what was done, or would be. Raises LedgerError where nothing can be done."""
-    repair = look_at_ledger(store)
-    if not dry_run:
-        carry_out(store, repair)
-    return repair.notes
-
-
 def look_at_ledger(store: BucketStore) -> LedgerRepair:
     """For a store that may not open. Changes nothing.
 
@@ -125,7 +117,7 @@ def carry_out(store: BucketStore, repair: LedgerRepair) -> None:
     if repair.needs_summary:
         overwrite(store.objects, SUMMARY, encode_summary(repair.view, new_nonce(), limits=store.limits))
     if repair.needs_fence:
-        concerned = {row.topic_id for row in repair.view.rows if is_lost(row)}
+        concerned = {row.topic_id for row in repair.view.rows if row.is_lost}
         commit_rows(store, lambda view: _fence(view, concerned), details={FENCE: True})
 
 
@@ -198,8 +190,8 @@ def _read(store: BucketStore, version: int, is_listed: bool) -> tuple[tuple[byte
 
 
 def _note(repair: LedgerRepair, versions: list[int], problems: list[str], rows: list[TopicRow]) -> None:
-    lost = [row for row in rows if is_lost(row)]
-    plans = len({row.plan.key for row in rows if row.plan is not None and not is_lost(row)})
+    lost = [row for row in rows if row.is_lost]
+    plans = len({row.plan.key for row in rows if row.plan is not None and not row.is_lost})
     repair.lost += lost
     found = f"{plans} batches brought back from their plans" if plans else "no batch brought back"
     if any(row.kind is Kind.DEFINED for row in rows):

@@ -63,11 +63,6 @@ class Evidence:
     sealed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def is_lost(row: TopicRow) -> bool:
-    """A batch of which nothing is known but its offsets."""
-    return row.plan is not None and row.plan.size_bytes == 0
-
-
 def bring_back(view: LedgerView, hole: Hole, later: Sequence[TopicRow], evidence: Evidence) -> list[TopicRow]:
     """The rows of the commits of `hole`. `view` is of the version before it, `later` has every row known behind it."""
     return _Bridge(view, hole, later, evidence).rows()

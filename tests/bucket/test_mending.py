@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bucket.small_store import all_keys
+from bucket.small_store import all_keys, mend_ledger
 from bucket.test_arriving import LATER_MS
 from logstore.bucket.commit_file import commit_key
 from logstore.bucket.examining import examine, mend_store
-from logstore.bucket.ledger_mending import mend_ledger
 from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.mending import Mended, mend_partition
