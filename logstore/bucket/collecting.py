@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.arriving import sweep_arrivals
-from logstore.bucket.commit_file import LOG, Entry, commit_key
+from logstore.bucket.commit_file import LOG, SUMMARY, SUMMARY_COPY, Entry, commit_key, decode_summary
 from logstore.bucket.freeing import (
     GRACE_MS,
     ORPHAN_MS,
@@ -36,7 +36,7 @@ from logstore.bucket.pins import read_pins
 from logstore.bucket.replacing import collected, fence_partition
 from logstore.bucket.rows import Kind, LedgerView, PlanRef
 from logstore.directory.sealed import seal, unseal, whole_number
-from logstore.errors import CommitConflict, ObjectChanged, ObjectExists, ObjectMissing, SegmentsChanged
+from logstore.errors import CommitConflict, LedgerError, ObjectChanged, ObjectExists, ObjectMissing, SegmentsChanged
 from logstore.objects.objects import Version
 
 if TYPE_CHECKING:
@@ -176,11 +176,34 @@ class Collector:
             return raise_floor(floor, summarized, now_ms=now_ms, pins=(), nonce=nonce)
 
         floor = self._change_floor(LOG_FLOOR, rise)
+        if floor.freed <= floor.cleared or not self._copy_summary(floor.freed):
+            return 0
         # The last one that the summary has stays: a log is never empty.
         self._delete([commit_key(version) for version in range(floor.cleared, floor.freed)])
-        if floor.freed > floor.cleared:
-            self._cleared(LOG_FLOOR, floor.freed)
+        self._cleared(LOG_FLOOR, floor.freed)
         return floor.freed - floor.cleared
+
+    def _copy_summary(self, least: int) -> bool:
+        """Copy a summary that has every commit which goes: without the summary, recovery begins there.
+
+        False when others wrote it meanwhile: they go on, or the next run does.
+        """
+        try:
+            seen = self._objects.get(SUMMARY_COPY)[1]
+        except ObjectMissing:
+            seen = None
+        data = self._objects.get(SUMMARY)[0]  # behind that, so the copy never goes back
+        version = decode_summary(data, limits=self._store.limits).version
+        if version < least:
+            raise LedgerError(f"the summary is of version {version}, and was of {least}", file=SUMMARY)
+        try:
+            if seen is None:
+                self._objects.create(SUMMARY_COPY, data)
+            else:
+                self._objects.replace(SUMMARY_COPY, data, seen)
+            return True
+        except (ObjectExists, ObjectChanged):
+            return False
 
     def _files_of(self, plan: PlanRef) -> list[str]:
         """None where the plan is gone: its files went before it."""

@@ -88,6 +88,19 @@ def alter_topic(store: BucketStore, name: str, change: TopicChange, *, dry_run: 
     return row.definition
 
 
+def touch_topic(store: BucketStore, topic: Topic) -> None:
+    """A row that changes nothing, so that everybody looks again. Raises UnknownTopic, CommitUnknown."""
+
+    def next_row(view: LedgerView) -> tuple[TopicRow, ...]:
+        newest = view.newest(topic.id)
+        if newest is None or newest.kind is Kind.ENDED:
+            raise UnknownTopic(f"topic {topic.name} was deleted meanwhile")
+        clock_ms = plan_clock(store.clock.now_ms(), view, [topic.id])
+        return (replace(_bare(newest), sequence=newest.sequence + 1, kind=Kind.DEFINED, clock_ms=clock_ms),)
+
+    commit_rows(store, next_row)
+
+
 def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Topic:
     """End the topic: from here on it is not found. Then its manifests are ended; maintenance frees its objects.
 

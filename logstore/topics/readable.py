@@ -77,6 +77,9 @@ class ReadableStore(Protocol):
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
 
+    def is_in_tail(self, topic: Topic, number: int, offset: int) -> bool:
+        """Whether it is known, without a request, that records from `offset` on are new and none was deleted."""
+
     def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> AbstractContextManager[PartitionReader]:
         """A reader for what must be read whole: while it is open, what it found at its first look stays.
 
