@@ -15,21 +15,24 @@ from typing import TYPE_CHECKING
 
 from logstore.bucket.arriving import sweep_arrivals
 from logstore.bucket.commit_file import LOG, SUMMARY, SUMMARY_COPY, Entry, commit_key, decode_summary
+from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import (
     GRACE_MS,
     ORPHAN_MS,
     Floor,
+    check_age,
     cleared_floor,
     collectable,
     free_plans,
     named,
     orphan_candidates,
     orphans,
+    over_long_ago,
     raise_floor,
     sealed_sequence,
 )
 from logstore.bucket.judging import check_clock
-from logstore.bucket.keys import LOG_FLOOR, floor_key, new_nonce
+from logstore.bucket.keys import LOG_FLOOR, MANIFESTS, floor_key, new_nonce
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.pins import read_pins
@@ -71,6 +74,8 @@ class Collector:
         self._ahead_ms = _server_ahead_ms(store)
         #: of topics that `free` looked at: up to where all their manifests have them sealed
         self._sealed: dict[str, int] = {}
+        #: topics that have ended, of which nothing is left
+        self._buried: set[str] = set()
         self.manifests = Manifests(store.objects, self.now_ms, limits=store.limits)
 
     def now_ms(self) -> int:
@@ -162,7 +167,18 @@ class Collector:
 
     def prune(self) -> int:
         """Let the ledger forget rows whose objects are gone, and offsets that `free` found sealed; returns how many."""
-        return self._store.ledger.prune(self.floors(), self._sealed)
+        return self._store.ledger.prune(self.floors(), self._sealed, self._buried)
+
+    def bury(self) -> int:
+        """Delete manifests and floors of topics that are over for long; `prune` forgets them. Returns how many."""
+        view = self._store.ledger.refresh()
+        for topic_id in over_long_ago(view, now_ms=self.now_ms(), orphan_ms=self._ages.orphan_ms):
+            if any(next(self._objects.list(f"{prefix}/{topic_id}"), None) for prefix in ("logs", "pages")):
+                continue  # what a killed process left: the sweep takes it first, by the manifests
+            self._delete([head.key for head in self._objects.list(f"{MANIFESTS}/{topic_id}")])
+            self._delete([floor_key(topic_id)])
+            self._buried.add(topic_id)
+        return len(self._buried)
 
     def clean_log(self) -> int:
         """Delete commit files a day after a summary had them all; returns how many.
@@ -249,6 +265,7 @@ class Collector:
         """
         self._delete(self._stray_commits())
         now_ms = self.now_ms()
+        began = Elapsed()
         listed = (head for prefix in _SWEPT for head in self._objects.list(prefix))
         candidates = orphan_candidates(listed, now_ms=now_ms, orphan_ms=self._ages.orphan_ms)
         known = {row.topic_id for row in self._store.ledger.refresh().rows}
@@ -259,7 +276,12 @@ class Collector:
         self._fence()
         concerned = sorted({_partition_of(key) for key in candidates if not key.startswith("data/")})
         for topic_id, number in concerned:
-            self.manifests.change(topic_id, number, lambda seen, _, nonce: fence_partition(seen, nonce=nonce))
+            self.manifests.change(
+                topic_id,
+                number,
+                lambda seen, _, nonce: fence_partition(seen, nonce=nonce),
+                check=lambda: check_age(began.ms()),
+            )
         view = self._store.ledger.refresh()
         manifests = (self.manifests.read(topic_id, number).manifest for topic_id, number in concerned)
         names = named(

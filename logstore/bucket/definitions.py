@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from logstore.bucket.commit_file import Entry
+from logstore.bucket.elapsed import Elapsed
+from logstore.bucket.freeing import check_age
 from logstore.bucket.judging import plan_clock
 from logstore.bucket.keys import TOPICS, new_nonce, topic_key
 from logstore.bucket.lost_commits import Copy
@@ -124,7 +126,7 @@ def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Top
 
 def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
     """Nothing can be sealed behind this. Idempotent: who deletes may have died before."""
-
+    made = Elapsed()
     for number in range(partitions):
         store.manifests.change(
             topic_id,
@@ -132,6 +134,7 @@ def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
             lambda seen, now_ms, nonce: (
                 None if seen and seen.ended else end_partition(seen, now_ms=now_ms, nonce=nonce)
             ),
+            check=lambda: check_age(made.ms()),
         )
 
 

@@ -259,6 +259,8 @@ class _Run:
             self._try(row.topic_id, lambda row=row: self._end(row.topic_id, len(row.end_offsets)))  # type: ignore[misc]
         for topic_id in (*(topic.id for topic in topics), *(row.topic_id for row in ended)):
             self._try(topic_id, lambda topic_id=topic_id: self._free(topic_id))  # type: ignore[misc]
+        if self.rules.sweep:
+            self._try("ledger", self._bury)
         self._try("ledger", self._prune)
         if self.rules.sweep:
             self._try("sweep", lambda: self.done.swept.extend(self.collector.sweep()))
@@ -270,6 +272,9 @@ class _Run:
         end_manifests(self.store, topic_id, partitions)
         for number in range(partitions):
             self._collect(topic_id, number)
+
+    def _bury(self) -> None:
+        self.collector.bury()
 
     def _free(self, topic_id: str) -> None:
         self.done.plans += self.collector.free(topic_id, self.seen.get(topic_id))
