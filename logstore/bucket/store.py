@@ -60,7 +60,7 @@ from logstore.partition.reading import MAX_TIMESTAMP_QUERY
 from logstore.restore.reads import Reads
 from logstore.topics.definition import TopicChange
 from logstore.topics.looking import PartitionLook
-from logstore.topics.registry import Topic
+from logstore.topics.registry import Topic, unknown_topic
 from logstore.topics.store_settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -292,12 +292,7 @@ class BucketStore(StoreSettings, Reads):
         """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
         found = self.ledger.view.named(name) or self.ledger.refresh().named(name)
         if found is None:
-            import difflib
-
-            names = [topic.name for topic in self.ledger.view.definitions.values()]
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
-            raise UnknownTopic(f"no topic is called {name}", hint=hint)
+            raise unknown_topic(name, [topic.name for topic in self.ledger.view.definitions.values()])
         return found
 
     def check_exists(self, topic: Topic) -> None:
