@@ -213,6 +213,13 @@ class BucketStore(StoreSettings, Reads):
         document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms(), **more}
         self.objects.create(STORE, seal(document, version=FORMAT))
 
+    def make_id(self, seen: Version | None) -> None:
+        """A new one in the place of what was `seen`, or of nothing. Raises ObjectExists, ObjectChanged."""
+        if seen is None:
+            return self._create_id({})
+        document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms()}
+        self.objects.replace(STORE, seal(document, version=FORMAT), seen)
+
     def own_settings(self) -> dict[str, object]:
         """Those of the store as a whole, as they were given."""
         return dict(self._settings)
