@@ -339,3 +339,9 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, durable: bool = True
     fs.rename(temporary, path)
     if durable:
         fs.fsync_dir(os.path.dirname(path) or ".")
+
+
+def scratch_folder() -> str | None:
+    """Where Spark keeps its own files, in one of its tasks; None elsewhere: the system's folder for temporary files."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((each for each in folders if os.path.isdir(each)), None)
