@@ -417,10 +417,14 @@ class BucketStore(StoreSettings, Reads):
         return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
 
     @contextlib.contextmanager
-    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> Iterator[BucketReader]:
+    def snapshot(
+        self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
+    ) -> Iterator[BucketReader]:
         """A reader of exactly the objects that are named now, under a pin."""
         with self.pins.held():
-            yield self.reader(topic, number, end_offset=end_offset).frozen()
+            reader = self.reader(topic, number, end_offset=end_offset).frozen()
+            with reader.copied(*again) if again is not None else contextlib.nullcontext(reader) as found:
+                yield found
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
