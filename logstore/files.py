@@ -344,3 +344,9 @@ def _make_directory(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
+
+
+def scratch_folder() -> str | None:
+    """Where Spark keeps its own files, in one of its tasks; None elsewhere: the system's folder for temporary files."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((each for each in folders if os.path.isdir(each)), None)

@@ -128,6 +128,14 @@ SOAK_SUITES = (
         limit_s=_DAY_S,
     ),
     Suite(
+        "probe",
+        # Not named as tests are: it is run by this suite alone.
+        ("tests/bucket/probe_servers.py",),
+        needs_java=True,
+        arguments=("--timeout=3000", "-rP"),
+        limit_s=2 * 3600,
+    ),
+    Suite(
         "azure",
         ("tests/bucket/test_objects.py", "tests/bucket/test_probe.py", "tests/bucket/test_kills.py"),
         env={"DURAMEN_SERVER": "azurite"},

@@ -213,6 +213,13 @@ class BucketStore(StoreSettings, Reads):
         document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms(), **more}
         self.objects.create(STORE, seal(document, version=FORMAT))
 
+    def make_id(self, seen: Version | None) -> None:
+        """A new one in the place of what was `seen`, or of nothing. Raises ObjectExists, ObjectChanged."""
+        if seen is None:
+            return self._create_id({})
+        document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms()}
+        self.objects.replace(STORE, seal(document, version=FORMAT), seen)
+
     def own_settings(self) -> dict[str, object]:
         """Those of the store as a whole, as they were given."""
         return dict(self._settings)
@@ -410,10 +417,14 @@ class BucketStore(StoreSettings, Reads):
         return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
 
     @contextlib.contextmanager
-    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> Iterator[BucketReader]:
+    def snapshot(
+        self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
+    ) -> Iterator[BucketReader]:
         """A reader of exactly the objects that are named now, under a pin."""
         with self.pins.held():
-            yield self.reader(topic, number, end_offset=end_offset).frozen()
+            reader = self.reader(topic, number, end_offset=end_offset).frozen()
+            with reader.copied(*again) if again is not None else contextlib.nullcontext(reader) as found:
+                yield found
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""

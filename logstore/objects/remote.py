@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from logstore.errors import (
@@ -35,7 +35,7 @@ from logstore.objects.objects import Bytes, Head, Version, check_key
 from logstore.objects.profiles import profile_credentials, profile_region
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ObjectStore, S3Store
 
 _T = TypeVar("_T")
 
@@ -183,6 +183,20 @@ class RemoteObjects:
             heads = (_head(meta, meta["path"]) for meta in page)
             # Azure knows no key to begin behind.
             yield from sorted((head for head in heads if head.key > after), key=lambda head: head.key)
+
+    @property
+    def has_proxy(self) -> bool:
+        return any(name.lower().endswith("proxy_url") for name in {**self._options, **os.environ})
+
+    def signed_put(self, key: str, valid: timedelta) -> str:
+        """A URL by which anybody may put that object: a secret."""
+
+        def sign(store: ObjectStore) -> str:
+            import obstore
+
+            return obstore.sign(cast("S3Store", store), "PUT", key, valid)
+
+        return self._ask("sign", check_key(key), sign, writes=False)
 
     def _write(self, action: str, key: str, request: Callable[[ObjectStore], Version]) -> Version:
         return self._ask(action, check_key(key), request, writes=True)

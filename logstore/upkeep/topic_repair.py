@@ -17,6 +17,7 @@ from logstore.commit.plan import TopicPlan, read_plan
 from logstore.directory.ends import VERSION as ENDS_VERSION
 from logstore.directory.sealed import read_sealed, whole_numbers
 from logstore.errors import CorruptState, DuramenError
+from logstore.segment.names import PARTITION_METADATA
 from logstore.setting import format_value
 from logstore.topic import new_topic_id
 from logstore.topics.opened import OpenStore
@@ -148,7 +149,8 @@ def _definition(
     if not partitions:
         notes.append("nothing is left that says how many partitions it had")
         return None
-    topic = copy or Topic(name, topic_id, partitions, {}, 1, store.clock.now_ms(), settings_unknown=True)
+    created_ms = _created_ms(store, evidence, topic_id)
+    topic = copy or Topic(name, topic_id, partitions, {}, 1, created_ms, settings_unknown=True)
     if copy is None:
         topic = _with_settings(store, topic, plans.get(topic_id), notes)
     if configs:
@@ -159,6 +161,16 @@ def _definition(
             f"`duramen topics alter {name}` gives them"
         )
     return replace(topic, partitions=max(partitions, topic.partitions), config_version=topic.config_version + 1)
+
+
+def _created_ms(store: OpenStore, evidence: _Evidence, topic_id: str) -> int:
+    """When its first directory was made. What is older, Kafka's checkpoints say, may speak of another topic."""
+    paths = [
+        os.path.join(directory, PARTITION_METADATA)
+        for directory in evidence.directories.values()
+        if topic_id_at(store.fs, directory, limits=store.limits) == topic_id
+    ]
+    return min((store.fs.stat(path).mtime_ms for path in paths), default=store.clock.now_ms())
 
 
 def _chosen_copy(evidence: _Evidence, copies: list[Topic]) -> Topic | None:

@@ -186,6 +186,18 @@ def test_the_log_start_of_a_lost_segment_list_comes_from_kafkas_checkpoint(duram
     assert consumed(duramen) == before
 
 
+def test_the_log_start_of_a_topic_without_its_file_and_state_comes_from_kafkas_checkpoint(
+    duramen: Command, orders: Path
+) -> None:
+    """The topic that is made again is as old as its directories, so the checkpoint is about it."""
+    assert duramen("delete-records", "orders", "--partition", 0, "--before-offset", 42, "--yes").code == 0
+    before = consumed(duramen)
+    shutil.rmtree(orders / "state" / topic_id(orders))
+    (orders / "topics" / "orders.t").unlink()
+    assert duramen("recover", "--yes").code == 3
+    assert consumed(duramen) == before
+
+
 @pytest.mark.parametrize("other", ["recovery-point", "replication", "cleaner"])
 @pytest.mark.parametrize("how", ["swapped", "overwritten"])
 def test_a_checkpoint_of_another_kind_is_not_taken_for_the_log_start(
