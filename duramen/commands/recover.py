@@ -207,7 +207,7 @@ def _print_partitions(reports: list[Recovery], *, dry_run: bool) -> None:
             ]
             for report in reports
         ],
-        title="Would recover" if dry_run else None,
+        title="Would recover" if dry_run and any(report.found_damage for report in reports) else None,
     )
     would = "would be " if dry_run else ""
     for report in reports:

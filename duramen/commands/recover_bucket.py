@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from duramen.commands.options import chosen_partitions
 from duramen.losses import joined_ranges, loss_documents, loss_text
 from duramen.session import DAMAGE, session, stop
 
@@ -22,9 +23,7 @@ def recover_bucket(topics: list[str] | None, partition: int | None, *, readmit: 
     if ledger and dry_run:  # nothing more can be looked at without it
         return _answer(ledger, [], dry_run=True)
     with session.open_bucket() as store:
-        names = topics or store.topic_names()
-        chosen = [(store.topic(name), n) for name in names for n in range(store.topic(name).partitions)]
-        chosen = [each for each in chosen if partition in (None, each[1])]
+        chosen = chosen_partitions(store, topics, partition)
         actions = [*ledger, *mend_store(store, dry_run=dry_run)]
         found = _mend_all(store, chosen, dry_run=True)
         lost = [f"{each.partition} {loss_text(loss)}" for each in found for loss in loss_documents(each.losses)]

@@ -35,8 +35,8 @@ from logstore.errors import (
     TopicExists,
     UnknownTopic,
 )
-from logstore.topics.definition import TopicChange, altered_topic, new_topic
-from logstore.topics.registry import Topic, topic_document, topic_from
+from logstore.topics.definition import TopicChange, altered_topic, is_change, new_topic
+from logstore.topics.registry import Topic, topic_document, topic_from, unknown_topic
 
 if TYPE_CHECKING:
     from logstore.bucket.store import BucketStore
@@ -71,7 +71,16 @@ def create_topic(
 
 
 def alter_topic(store: BucketStore, name: str, change: TopicChange, *, dry_run: bool) -> Topic:
-    """The changed topic. Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown."""
+    """The changed topic, or the topic as it is where nothing changes.
+
+    Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown.
+    """
+    seen, _ = _living(store.ledger.refresh(), name)
+    altered = altered_topic(store, seen, change)
+    if not is_change(seen, altered):
+        return seen
+    if dry_run:
+        return altered
 
     def next_row(view: LedgerView) -> TopicRow:
         topic, newest = _living(view, name)
@@ -83,10 +92,9 @@ def alter_topic(store: BucketStore, name: str, change: TopicChange, *, dry_run: 
             topic.id, newest.sequence + 1, Kind.DEFINED, version, ends, ends, clock_ms, definition=altered
         )  # fmt: skip
 
-    row = next_row(store.ledger.refresh()) if dry_run else _commit(store, next_row)
+    row = _commit(store, next_row)
     assert row.definition is not None
-    if not dry_run:
-        project(store, row.definition)
+    project(store, row.definition)
     return row.definition
 
 
@@ -223,7 +231,7 @@ def _living(view: LedgerView, name: str) -> tuple[Topic, TopicRow]:
     topic = view.named(name)
     newest = view.newest(topic.id) if topic is not None else None
     if topic is None or newest is None:
-        raise UnknownTopic(f"no topic is called {name}")
+        raise unknown_topic(name, [each.name for each in view.definitions.values()])
     return topic, newest
 
 

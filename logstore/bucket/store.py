@@ -60,7 +60,7 @@ from logstore.partition.reading import MAX_TIMESTAMP_QUERY
 from logstore.restore.reads import Reads
 from logstore.topics.definition import TopicChange
 from logstore.topics.looking import PartitionLook
-from logstore.topics.registry import Topic
+from logstore.topics.registry import Topic, unknown_topic
 from logstore.topics.store_settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -299,12 +299,7 @@ class BucketStore(StoreSettings, Reads):
         """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
         found = self.ledger.view.named(name) or self.ledger.refresh().named(name)
         if found is None:
-            import difflib
-
-            names = [topic.name for topic in self.ledger.view.definitions.values()]
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
-            raise UnknownTopic(f"no topic is called {name}", hint=hint)
+            raise unknown_topic(name, [topic.name for topic in self.ledger.view.definitions.values()])
         return found
 
     def check_exists(self, topic: Topic) -> None:
@@ -435,10 +430,14 @@ class BucketStore(StoreSettings, Reads):
         return not view.unstable.get(topic.id) and view_tail(view.topic(topic.id), number, offset) is not None
 
     @contextlib.contextmanager
-    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> Iterator[BucketReader]:
+    def snapshot(
+        self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
+    ) -> Iterator[BucketReader]:
         """A reader of exactly the objects that are named now, under a pin."""
         with self.pins.held():
-            yield self.reader(topic, number, end_offset=end_offset).frozen()
+            reader = self.reader(topic, number, end_offset=end_offset).frozen()
+            with reader.copied(*again) if again is not None else contextlib.nullcontext(reader) as found:
+                yield found
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""
