@@ -238,16 +238,17 @@ def _topic(store: ReadableStore, plan: RestorePlan) -> Topic:
 
 def _in_turn(store: ReadableStore, plan: RestorePlan, **how: Any) -> Iterator[tuple[int, DecodedColumns]]:
     """What `restore_partition` gives, of all partitions; each is begun before the one in front of it is read."""
-    with ExitStack() as left:
-        following = Begun(store, plan, 0)
-        left.push(following)
+    begun = [Begun(store, plan, 0)]
+    try:
         for number in range(plan.partitions):
-            begun = following
             if number + 1 < plan.partitions:
-                following = Begun(store, plan, number + 1)
-                left.push(following)
-            for columns in restore_partition(store, plan, number, begun=begun, **how):
+                begun.append(Begun(store, plan, number + 1))
+            for columns in restore_partition(store, plan, number, begun=begun[0], **how):
                 yield number, columns
+            del begun[0]
+    finally:
+        for each in begun:
+            each.__exit__(None, None, None)
 
 
 def restore_partition(
