@@ -80,6 +80,9 @@ class ReadableStore(Protocol):
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
 
+    def is_in_tail(self, topic: Topic, number: int, offset: int) -> bool:
+        """Whether it is known, without a request, that records from `offset` on are new and none was deleted."""
+
     def snapshot(
         self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
     ) -> AbstractContextManager[PartitionReader]:
