@@ -245,7 +245,7 @@ def read_range(
     with opened(options.store, options.storage) as store:
         while wanted.start < wanted.end:
             wanted = in_range(store, options, wanted)
-            topic = store.topic(wanted.topic)
+            topic = store.known_topic(wanted.topic)
             end = min(wanted.end, visible_end(store, options, topic, wanted))
             reader = store.reader(topic, wanted.partition, end_offset=end)
             try:

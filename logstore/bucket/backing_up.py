@@ -66,7 +66,7 @@ def check_empty(target: Objects, url: str) -> None:
 
 def copy_objects(store: BucketStore, target: Objects, progress: Callable[[int], None]) -> BackedUp:
     """Everything but `duramen.json`. Raises BackupRefused, SegmentsChanged where the pin did not hold."""
-    with bucket_departures(store, store.topics(), what="backup") as leaving:
+    with bucket_departures(store, None, what="backup") as leaving:
         copier = _Copier(store.objects, target, progress)
         try:
             copier.copy(_named(store, leaving))

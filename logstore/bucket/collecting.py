@@ -32,7 +32,7 @@ from logstore.bucket.freeing import (
     sealed_sequence,
 )
 from logstore.bucket.judging import check_clock
-from logstore.bucket.keys import LOG_FLOOR, MANIFESTS, floor_key, new_nonce
+from logstore.bucket.keys import LOG_FLOOR, MANIFESTS, floor_key, is_swept, new_nonce, partition_of
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.pins import read_pins
@@ -266,15 +266,16 @@ class Collector:
         self._delete(self._stray_commits())
         now_ms = self.now_ms()
         began = Elapsed()
-        listed = (head for prefix in _SWEPT for head in self._objects.list(prefix))
+        listed = (head for prefix in _SWEPT for head in self._objects.list(prefix) if is_swept(head.key))
         candidates = orphan_candidates(listed, now_ms=now_ms, orphan_ms=self._ages.orphan_ms)
         known = {row.topic_id for row in self._store.ledger.refresh().rows}
         # What lies below a topic that the ledger does not know is left: nothing fences it.
-        candidates = tuple(key for key in candidates if key.startswith("data/") or _partition_of(key)[0] in known)
+        of = {key: partition_of(key) for key in candidates}
+        candidates = tuple(key for key, partition in of.items() if partition is None or partition[0] in known)
         if not candidates:
             return []
         self._fence()
-        concerned = sorted({_partition_of(key) for key in candidates if not key.startswith("data/")})
+        concerned = sorted({partition for key in candidates if (partition := of[key]) is not None})
         for topic_id, number in concerned:
             self.manifests.change(
                 topic_id,
@@ -324,11 +325,6 @@ def _server_ahead_ms(store: BucketStore) -> int:
         return check_clock(own_ms, store.objects.head(key).modified_ms) - own_ms
     finally:
         store.objects.delete([key])
-
-
-def _partition_of(key: str) -> tuple[str, int]:
-    _, topic_id, number, _ = key.split("/")
-    return topic_id, int(number)
 
 
 def _without_ends(view: LedgerView) -> LedgerView:

@@ -95,7 +95,7 @@ def decode_commit(data: bytes, version: int, *, limits: Limits) -> Entry:
         if not isinstance(details, dict) or not isinstance(document["sweep"], bool):
             raise ValueError("details or sweep of another type")
         return Entry(rows, _text(document["nonce"]), document["sweep"], details)
-    except (KeyError, TypeError, ValueError, CorruptState) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, CorruptState) as error:
         raise LedgerError(f"a malformed commit: {error}", file=key) from None
 
 
@@ -143,7 +143,7 @@ def decode_summary(data: bytes, *, limits: Limits) -> LedgerView:
             {topic.id: topic for topic in topics},
             {_text(topic_id): _unstable(pairs) for topic_id, pairs in dict(content.get("unstable", {})).items()},
         )
-    except (KeyError, TypeError, ValueError, zlib.error, CorruptState) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, zlib.error, CorruptState) as error:
         raise LedgerError(f"a malformed summary: {error}", file=SUMMARY) from None
 
 

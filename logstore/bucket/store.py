@@ -296,11 +296,15 @@ class BucketStore(StoreSettings, Reads):
         return sorted(self.ledger.refresh().definitions.values(), key=lambda topic: topic.name)
 
     def topic(self, name: str) -> Topic:
-        """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
-        found = self.ledger.view.named(name) or self.ledger.refresh().named(name)
+        """As it is now: one request. Raises UnknownTopic."""
+        found = self.ledger.refresh().named(name)
         if found is None:
             raise unknown_topic(name, [topic.name for topic in self.ledger.view.definitions.values()])
         return found
+
+    def known_topic(self, name: str) -> Topic:
+        """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
+        return self.ledger.view.named(name) or self.topic(name)
 
     def check_exists(self, topic: Topic) -> None:
         """Raises UnknownTopic when the topic is another one by now."""
@@ -499,6 +503,8 @@ class BucketStore(StoreSettings, Reads):
         """
         from logstore.commit.produce import append_table, table_of
 
+        if app is None:  # else the replay check looks: what is refused is refused by the settings of now
+            self.ledger.refresh()
         table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
         return append_table(self.committer, topic, table, app=app)
 

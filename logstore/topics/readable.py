@@ -40,7 +40,10 @@ class ReadableStore(Protocol):
     def topics(self) -> list[Topic]: ...
 
     def topic(self, name: str) -> Topic:
-        """Raises UnknownTopic."""
+        """As it is now. Raises UnknownTopic."""
+
+    def known_topic(self, name: str) -> Topic:
+        """As this process knows it, for what is compared with the store afterwards in any case. Raises UnknownTopic."""
 
     def check_exists(self, topic: Topic) -> None:
         """Raises UnknownTopic when the topic is another one by now."""
