@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "duramen-tests"
 ACCESS_KEY, SECRET_KEY = "duramen-access", "duramen-secret-123"
@@ -72,12 +74,6 @@ def chosen(*usual: str) -> tuple[str, ...]:
     return (given,) if given else usual
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def _running(command: list[str], env: dict[str, str], port: int, log: Path) -> Iterator[Server]:
     with log.open("wb") as out:
@@ -111,7 +107,7 @@ def ministack(folder: Path) -> Iterator[Server]:
     env = {"SERVICES": "s3", "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "HOME": str(folder)}
     program = str(Path(sys.executable).parent / "ministack")
     with _running([program], env, port, folder / "ministack.log") as server:
-        urllib.request.urlopen(urllib.request.Request(f"{server.endpoint}/{BUCKET}", method="PUT"), timeout=10).close()
+        urllib.request.urlopen(urllib.request.Request(f"{server.endpoint}/{BUCKET}", method="PUT"), timeout=60).close()
         yield server
 
 
@@ -356,4 +352,4 @@ def _make_container(endpoint: str) -> None:
     request.add_header("x-ms-version", "2021-08-06")
     request.remove_header("Content-type")
     request.add_unredirected_header("Content-Type", "")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()
