@@ -254,6 +254,8 @@ class Collector:
 
     def _named_files(self, plan: PlanRef) -> list[str]:
         """Of a plan that is not free; that it is gone is damage, and nothing may be swept then."""
+        if not plan.size_bytes:
+            return []  # of a commit that was lost: there never was one
         return [key for key, _, _ in self._store.shelf.plans.get(plan).files]
 
     def _fence(self) -> None:

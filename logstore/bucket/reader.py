@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from logstore.bucket.files import BlockCache, BytesFile, LazyFile, ObjectFile, SegmentFiles, as_missing_file
+from logstore.bucket.local_copy import LocalCopy
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.rows import PartitionView, TopicRow, view_partition
 from logstore.bucket.tail import Plans, TailCommit, TailFile, plan_key
@@ -142,8 +144,9 @@ class BucketReader(PartitionReader):
         source: PartitionSource,
         *,
         snapshot: Looked | None = None,
+        copy: LocalCopy | None = None,
     ) -> None:
-        """With a `snapshot` nothing else is read; whoever takes one holds a pin."""
+        """With a `snapshot` nothing else is read; whoever takes one holds a pin. A `copy` may have its bytes."""
         super().__init__(
             PartitionPlace(partition=source.partition, directory=source.directory, state_path=source.directory),
             high_watermark=self._end,
@@ -152,6 +155,7 @@ class BucketReader(PartitionReader):
         self._shelf = shelf
         self._source = source
         self._snapshot = snapshot
+        self._copy = copy
         #: the object behind each base offset of the last view
         self._names: dict[int, str] = {}
 
@@ -160,7 +164,18 @@ class BucketReader(PartitionReader):
 
     def frozen(self) -> BucketReader:
         """A reader of the partition as it is now; it fails where what it reads was deleted meanwhile."""
-        return BucketReader(self._shelf, self._source, snapshot=self.look())
+        return BucketReader(self._shelf, self._source, snapshot=self.look(), copy=self._copy)
+
+    @contextmanager
+    def copied(self, start: int, end: int) -> Iterator[BucketReader]:
+        """The same for the offsets [start, end), which are read more than once: fetched ahead, and kept meanwhile."""
+        looked = self.look()
+        copy = self._shelf.cache.local_copy(looked.view.segments, start, end)
+        try:
+            yield BucketReader(self._shelf, self._source, snapshot=looked, copy=copy)
+        finally:
+            if copy is not None:
+                copy.close()
 
     def _end(self) -> int:
         return self.look().view.high_watermark
@@ -194,7 +209,9 @@ class BucketReader(PartitionReader):
         for base in [base for base in self._open if names.get(base) != self._names.get(base)]:
             del self._open[base]
         self._names = names
-        self._fs = SegmentFiles(self._shelf.cache, self._directory, found.segments, self._tail(looked, rows))
+        self._fs = SegmentFiles(
+            self._shelf.cache, self._directory, found.segments, self._tail(looked, rows), self._copy
+        )
         self._sizes = {segment.base_offset: segment.log_bytes for segment in found.segments}
         timestamps = {segment.base_offset: segment.largest_timestamp_ms for segment in found.segments}
         end = found.last_stable_offset if committed else found.high_watermark

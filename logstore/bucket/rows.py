@@ -81,6 +81,11 @@ class TopicRow:
     #: None: transactions are as they were
     transactions: Transactions | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        """A batch of which nothing is known but its offsets: `recover` found that its commit and its plan are gone."""
+        return self.plan is not None and self.plan.size_bytes == 0
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
@@ -133,11 +138,20 @@ class LedgerView:
         return next((row for row in reversed(self.rows) if row.topic_id == topic_id), None)
 
     def app(self, app_id: str) -> AppProgress | None:
+        is_unsure = False
         for row in reversed(self.rows):
             if row.app_id == app_id and row.batch_id is not None:
                 plan = row.plan.key if row.plan is not None else ""
-                return AppProgress(app_id, row.batch_id, row.query_id, plan, row.clock_ms, as_of=self.version)
+                return AppProgress(
+                    app_id, row.batch_id, row.query_id, plan, row.clock_ms, is_unsure=is_unsure, as_of=self.version
+                )
+            is_unsure |= row.is_lost  # it may have been this app's
         return None
+
+    @property
+    def are_apps_lost(self) -> bool:
+        """Whether there were batches of which nobody knows whose they were."""
+        return any(row.is_lost for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

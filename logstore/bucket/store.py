@@ -60,7 +60,7 @@ from logstore.partition.reading import MAX_TIMESTAMP_QUERY
 from logstore.restore.reads import Reads
 from logstore.topics.definition import TopicChange
 from logstore.topics.looking import PartitionLook
-from logstore.topics.registry import Topic
+from logstore.topics.registry import Topic, unknown_topic
 from logstore.topics.store_settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -213,6 +213,13 @@ class BucketStore(StoreSettings, Reads):
         document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms(), **more}
         self.objects.create(STORE, seal(document, version=FORMAT))
 
+    def make_id(self, seen: Version | None) -> None:
+        """A new one in the place of what was `seen`, or of nothing. Raises ObjectExists, ObjectChanged."""
+        if seen is None:
+            return self._create_id({})
+        document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms()}
+        self.objects.replace(STORE, seal(document, version=FORMAT), seen)
+
     def own_settings(self) -> dict[str, object]:
         """Those of the store as a whole, as they were given."""
         return dict(self._settings)
@@ -292,12 +299,7 @@ class BucketStore(StoreSettings, Reads):
         """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
         found = self.ledger.view.named(name) or self.ledger.refresh().named(name)
         if found is None:
-            import difflib
-
-            names = [topic.name for topic in self.ledger.view.definitions.values()]
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
-            raise UnknownTopic(f"no topic is called {name}", hint=hint)
+            raise unknown_topic(name, [topic.name for topic in self.ledger.view.definitions.values()])
         return found
 
     def check_exists(self, topic: Topic) -> None:
@@ -415,10 +417,14 @@ class BucketStore(StoreSettings, Reads):
         return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
 
     @contextlib.contextmanager
-    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> Iterator[BucketReader]:
+    def snapshot(
+        self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
+    ) -> Iterator[BucketReader]:
         """A reader of exactly the objects that are named now, under a pin."""
         with self.pins.held():
-            yield self.reader(topic, number, end_offset=end_offset).frozen()
+            reader = self.reader(topic, number, end_offset=end_offset).frozen()
+            with reader.copied(*again) if again is not None else contextlib.nullcontext(reader) as found:
+                yield found
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""

@@ -165,7 +165,9 @@ class OpenStore(OpenTopics):
         return tuple(found)
 
     @contextlib.contextmanager
-    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> Iterator[PartitionReader]:
+    def snapshot(
+        self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
+    ) -> Iterator[PartitionReader]:
         """A reader whose files are open when it begins: deleting their names does not matter."""
         reader = self.reader(topic, number, end_offset=end_offset)
         try:

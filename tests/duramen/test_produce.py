@@ -46,7 +46,7 @@ def test_a_bad_line_behind_a_commit_tells_what_is_appended_and_how_to_go_on(dura
     assert values(duramen) == ["v0", "v1", "v2"]
     lines(tmp_path / "f", 0, 1, 2, 3, 4)
     assert duramen("produce", "t", file, "--from-line", "4").out == (
-        "appended 2 records to t (83 bytes); lines 1 to 3 were skipped\n"
+        "Appended 2 records to t (83 B); lines 1 to 3 were skipped\n"
     )
     assert values(duramen) == ["v0", "v1", "v2", "v3", "v4"]
 
