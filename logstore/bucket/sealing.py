@@ -325,7 +325,8 @@ def _set_aside(
     try:
         (data,) = environment.objects.ranges(key, [(piece.position, piece.position + piece.size_bytes)])
     except ObjectTruncated:
-        data = environment.objects.get(key)[0][piece.position :]
+        end = min(piece.position + piece.size_bytes, environment.objects.head(key).size_bytes)
+        (data,) = environment.objects.ranges(key, [(min(piece.position, end), end)])
     environment.objects.put(kept, (data,))
     return Lost(source.partition, base, base + piece.records, str(error), kept)
 
