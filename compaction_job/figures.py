@@ -39,6 +39,8 @@ class PartitionFigures:
     by_section: dict[Section, int] = field(default_factory=dict)
     #: counted by compaction where it was, offsets elsewhere
     records: int = 0
+    #: False: `records` has offsets of segments that compaction has thinned, or that damage hit, and nobody counted
+    records_exact: bool = True
     #: of the segments compaction has counted; None: none was
     keys: int | None = None
     tombstones: int | None = None
@@ -127,6 +129,10 @@ def _count(figures: PartitionFigures, state: PartitionState, counted: Mapping[in
     each = counted_in(state, counted, figures.log_end_offset)
     known = [counts for _, counts in each if counts is not None]
     figures.records = sum(records for records, _ in each)
+    figures.records_exact = not state.losses and all(
+        counts is not None or segment.base_offset >= state.first_dirty_offset or not records
+        for segment, (records, counts) in zip(state.segments, each, strict=True)
+    )
     if known:
         figures.keys = sum(counts.keys for counts in known)
         figures.tombstones = sum(counts.tombstones for counts in known)

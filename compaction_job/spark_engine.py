@@ -21,7 +21,7 @@ from logstore.cleaner.work import Cleaned, Indexed, PassWork
 from logstore.compaction.maintenance import Worker
 from logstore.compaction.planning import PartitionPlan
 from logstore.errors import DuramenError
-from logstore.files import OS_FILES, FileSystem
+from logstore.files import OS_FILES, FileSystem, scratch_folder
 from logstore.python_workers import use_this_python
 from logstore.spark_tasks import Task, cores_of, executor_name, run_tasks
 
@@ -156,8 +156,7 @@ class SparkWorkers:
 
 def executor() -> Worker:
     """This process, in a task of Spark's; copies go where Spark keeps its own."""
-    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return Worker(executor_name(), folder=next((each for each in folders if os.path.isdir(each)), None))
+    return Worker(executor_name(), folder=scratch_folder())
 
 
 def _jobs(groups: Groups, cores: int, groups_at_once: int) -> list[Groups]:

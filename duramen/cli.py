@@ -187,8 +187,8 @@ _OF_BROKERS = {"--bootstrap-server", "--bootstrap-servers", "--broker-list", "--
 #: what the parser says, and how people say it
 _PLAIN = {
     r"is not a valid int(eger)?( range)?": "is not a whole number",
-    r"(-?\d+) is not in the range x>=(\d+)": r"\1 is too small; the least is \2",
-    r"(-?\d+) is not in the range (\d+)<=x<=(\d+)": r"\1 is not between \2 and \3",
+    r"(-?[\d.]+) is not in the range x>=([\d.]+)": r"\1 is too small; the least is \2",
+    r"(-?[\d.]+) is not in the range ([\d.]+)<=x<=([\d.]+)": r"\1 is not between \2 and \3",
     r"Got unexpected extra arguments? \((.*)\)": r"there is no place for '\1' here",
     r"Got unexpected extra argument\(s\) \((.*)\)": r"there is no place for '\1' here",
 }

@@ -29,6 +29,17 @@ def loss_text(loss: dict[str, Any]) -> str:
     return f"{'at most ' if loss['at_most'] else ''}offsets {loss['base_offset']} to {loss['end_offset'] - 1}"
 
 
+def joined_ranges(found: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Neighbouring ranges of one source as one."""
+    out: list[tuple[str, int, int]] = []
+    for source, first, end in sorted(found):
+        if out and (out[-1][0], out[-1][2]) == (source, first):
+            out[-1] = (source, out[-1][1], end)
+        else:
+            out.append((source, first, end))
+    return out
+
+
 def print_losses(partition: str, losses: Sequence[dict[str, Any]]) -> None:
     for each in losses:
         print(f"{partition}: lost since {time_text(each['since_ms'])}: {loss_text(each)} ({each['reason']})")

@@ -88,7 +88,7 @@ class Session:
     @property
     def path(self) -> str:
         if not self.store_path:
-            raise bad_usage("no store given: use --store DIR before the command, or set DURAMEN_STORE")
+            raise bad_usage("no store given: use --store DIR or --store URL before the command, or set DURAMEN_STORE")
         return self.store_path
 
     @property
@@ -202,6 +202,13 @@ def _write_drawn(line: str, colour: bool) -> None:
         print(line)
 
 
+def file_path(path: str) -> str:
+    """The path as it is. Raises BadUsage for a URL, which would become a directory of that name."""
+    if "://" in path:
+        raise bad_usage(f"{path} is a URL; give the path of a file or directory on this machine")
+    return path
+
+
 def key_values(given: Iterable[str] | None, option: str) -> dict[str, str]:
     """`k=v` arguments as a mapping; a repeated key is a mistake."""
     found: dict[str, str] = {}
@@ -223,6 +230,19 @@ def size_text(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def count_text(count: int, noun: str, plural: str | None = None) -> str:
+    """How many of something, for people: 1 record, 2,000 records."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def duration_text(duration_ms: int) -> str:
+    """A length of time in the largest unit that has it in whole numbers."""
+    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if duration_ms and duration_ms % size_ms == 0:
+            return f"{duration_ms // size_ms} {unit}"
+    return f"{duration_ms} ms"
 
 
 def time_text(timestamp_ms: int | None) -> str:

@@ -248,16 +248,13 @@ class OsFileSystem:
 
     def mkdir(self, path: str) -> None:
         try:
-            os.mkdir(path, DIRECTORY_MODE)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
+            _make_directory(path)
         except FileNotFoundError:
             parent = os.path.dirname(path)
             if parent in ("", path):
                 raise
             self.mkdir(parent)
-            self.mkdir(path)
+            _make_directory(path)  # below /proc it is not found all the same
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)
@@ -339,3 +336,17 @@ def replace_file(fs: FileSystem, path: str, data: bytes, *, durable: bool = True
     fs.rename(temporary, path)
     if durable:
         fs.fsync_dir(os.path.dirname(path) or ".")
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.mkdir(path, DIRECTORY_MODE)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def scratch_folder() -> str | None:
+    """Where Spark keeps its own files, in one of its tasks; None elsewhere: the system's folder for temporary files."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((each for each in folders if os.path.isdir(each)), None)

@@ -160,8 +160,11 @@ def batch_ranges(store: ReadableStore, options: ReadOptions) -> list[OffsetRange
     return pieces(ranges, options)
 
 
-def in_range(store: ReadableStore, options: ReadOptions, wanted: OffsetRange) -> OffsetRange:
-    """The range, begun at the log start when older records are gone and that is allowed.
+def in_range(
+    store: ReadableStore, options: ReadOptions, wanted: OffsetRange, *, is_planned: bool = False
+) -> OffsetRange:
+    """The range, begun at the log start when older records are gone and that is allowed. What `is_planned` is looked at
+    again by its task, so new records take no request here.
 
     Raises OffsetOutOfRange, UnknownTopic.
     """
@@ -178,6 +181,8 @@ def in_range(store: ReadableStore, options: ReadOptions, wanted: OffsetRange) ->
             offset=wanted.end,
             hint="The store is older than the query; restart the query",
         )
+    if is_planned and store.is_in_tail(topic, wanted.partition, wanted.start):
+        return wanted
     state = store.partition_state(topic, wanted.partition)
     if options.fail_on_data_loss:
         _check_no_loss(topic, state, wanted)

@@ -227,7 +227,7 @@ class LogStreamReader(DataSourceStreamReader):
         begins = stream_start(self.options, from_stream(start), stops)
         with opened(self.options.store, self.options.storage) as store:
             ranges = [
-                in_range(store, self.options, OffsetRange(*key, begins[key], stop))
+                in_range(store, self.options, OffsetRange(*key, begins[key], stop), is_planned=True)
                 for key, stop in stops.items()
                 if stop > begins[key]
             ]

@@ -128,8 +128,16 @@ SOAK_SUITES = (
         limit_s=_DAY_S,
     ),
     Suite(
+        "probe",
+        # Not named as tests are: it is run by this suite alone.
+        ("tests/bucket/probe_servers.py",),
+        needs_java=True,
+        arguments=("--timeout=3000", "-rP"),
+        limit_s=2 * 3600,
+    ),
+    Suite(
         "azure",
-        ("tests/bucket/test_objects.py", "tests/bucket/test_probe.py", "tests/bucket/test_kills.py"),
+        tuple(f"tests/bucket/test_{name}.py" for name in ("objects", "probe", "whole_life", "commands", "kills")),
         env={"DURAMEN_SERVER": "azurite"},
         arguments=("--timeout=600", "-rP"),
         limit_s=3600,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.commands.options import DryRun, Force, NowMs, OneTopic, OnlyTopics
-from duramen.session import FAILED, INTERRUPTED, bad_usage, print_table, session, size_text, stop
+from duramen.session import FAILED, INTERRUPTED, bad_usage, count_text, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -116,15 +116,16 @@ def _receipts(report: Report) -> None:
             )
     for kept in report.retained:
         for one in kept.passes:
-            print(f"{kept.partition}: {len(one.base_offsets)} segments deleted because of {one.policy}")
+            print(f"{kept.partition}: {count_text(len(one.base_offsets), 'segment')} deleted because of {one.policy}")
     for line in (*report.notes, *report.problems):
         print(line)
     before = sum(run.report.before_bytes for run in report.done if run.report)
     after = sum(run.report.after_bytes for run in report.done if run.report)
+    became = f"; {size_text(before)} became {size_text(after)}" if report.done else ""
     print(
         f"{len(report.done)} compacted, {len(report.failed)} failed, "
-        f"{len(report.runs) - len(report.done) - len(report.failed)} left alone; {size_text(before)} became "
-        f"{size_text(after)} in {report.seconds:.2f} s ({report.engine}, run {report.run_name})"
+        f"{len(report.runs) - len(report.done) - len(report.failed)} left alone{became} in {report.seconds:.2f} s "
+        f"({report.engine}, run {report.run_name})"
     )
 
 
@@ -252,8 +253,9 @@ def _shown() -> Iterator[Progress]:
 def pause(topic: OneTopic, dry_run: DryRun = False) -> None:
     """Leave a topic out of compaction until it is resumed; appends, reads and retention go on."""
     with session.open_any() as store:
+        before = store.topic(topic)
         altered = store.alter_topic(topic, configs={_PAUSED: True}, dry_run=dry_run)
-        _answer_paused(altered, paused=True, dry_run=dry_run)
+        _answer_paused(before, altered, paused=True, dry_run=dry_run)
 
 
 def resume(topic: OneTopic, dry_run: DryRun = False) -> None:
@@ -261,18 +263,20 @@ def resume(topic: OneTopic, dry_run: DryRun = False) -> None:
     with session.open_any() as store:
         # The store may pause all topics that say nothing of their own.
         by_default = bool(store.topic_settings()[_PAUSED].value)
+        before = store.topic(topic)
         altered = store.alter_topic(
             topic,
             configs={_PAUSED: False} if by_default else {},
             unset=() if by_default else (_PAUSED,),
             dry_run=dry_run,
         )
-        _answer_paused(altered, paused=False, dry_run=dry_run)
+        _answer_paused(before, altered, paused=False, dry_run=dry_run)
 
 
-def _answer_paused(topic: Topic, *, paused: bool, dry_run: bool) -> None:
+def _answer_paused(before: Topic, topic: Topic, *, paused: bool, dry_run: bool) -> None:
+    changes = topic.config_version != before.config_version
     verb = ("Would pause" if paused else "Would resume") if dry_run else ("Paused" if paused else "Resumed")
     session.answer(
-        {"topic": topic.name, "paused": paused, "altered": not dry_run},
+        {"topic": topic.name, "paused": paused, "altered": changes and not dry_run},
         lambda: print(f"{verb} compaction of {topic.name}"),
     )

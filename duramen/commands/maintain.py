@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.commands.options import Topics
-from duramen.session import DAMAGE, FAILED, print_table, session, size_text, stop
+from duramen.session import DAMAGE, FAILED, count_text, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
     from logstore.bucket.maintaining import Maintained, MaintenanceRules
@@ -111,7 +111,12 @@ def _document(done: Maintained) -> dict[str, Any]:
 
 def _print(done: Maintained) -> None:
     rows = [
-        [each.partition, "sealed", f"{each.commits} commits", size_text(sum(s.log_bytes for s in each.segments))]
+        [
+            each.partition,
+            "sealed",
+            count_text(each.commits, "commit"),
+            size_text(sum(s.log_bytes for s in each.segments)),
+        ]
         for each in done.sealed
     ]
     rows += [[each.partition, "retained", f"log start {each.log_start_offset}", ""] for each in done.retained]
@@ -126,8 +131,12 @@ def _print(done: Maintained) -> None:
         for lost in each.lost
     ]
     rows += [[what, "failed", str(error), ""] for what, error in done.failed]
-    print_table(["partition", "what", "how much", "written"], rows)
+    if rows:
+        print_table(["partition", "what", "how much", "written"], rows)
+    else:
+        print("No partition had anything to seal, retain or compact")
     print(
-        f"deleted: {done.garbage} replaced segments, the staged files of {done.plans} batches, "
-        f"{len(done.swept)} orphans, {done.commits} commit files; the ledger forgot {done.pruned} rows"
+        f"Deleted {count_text(done.garbage, 'replaced segment')}, the staged files of "
+        f"{count_text(done.plans, 'batch', 'batches')}, {count_text(len(done.swept), 'orphan')}, "
+        f"{count_text(done.commits, 'commit file')}; the ledger forgot {count_text(done.pruned, 'row')}"
     )

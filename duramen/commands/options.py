@@ -13,7 +13,6 @@ from duramen.moments import moment_ms
 from duramen.session import bad_usage, session
 
 if TYPE_CHECKING:
-    from logstore.store import LogStore
     from logstore.topics.readable import ReadableStore
     from logstore.topics.registry import Topic
 
@@ -72,7 +71,7 @@ def chosen_topics(store: ReadableStore, names: list[str] | None) -> list[Topic]:
 
 
 def chosen_partitions(
-    store: LogStore, names: list[str] | None, partition: int | None, *, tolerant: bool = False
+    store: ReadableStore, names: list[str] | None, partition: int | None, *, tolerant: bool = False
 ) -> list[tuple[Topic, int]]:
     """Unless `tolerant`, a topic whose file is damaged is an error."""
     if partition is not None and (not names or len(names) != 1):

@@ -14,7 +14,7 @@ import typer
 
 from duramen.commands.options import Encoding, OneTopic
 from duramen.commands.produce_lines import LineReader, Row, key_value_lines, table_of
-from duramen.session import bad_usage, session
+from duramen.session import bad_usage, count_text, session, size_text
 from logstore.errors import AppendTooLarge, DuramenError, InvalidRecord, InvalidTimestamp, RecordTooLarge
 
 if TYPE_CHECKING:
@@ -156,9 +156,10 @@ def _answer(so_far: SoFar, last_line: int, *, dry_run: bool) -> None:
         "lines": {"from": so_far.first, "to": last_line},
         "dry_run": dry_run,
     }
-    verb = "would append" if dry_run else "appended"
+    verb = "Would append" if dry_run else "Appended"
+    size = "" if dry_run else f" ({size_text(so_far.size_bytes)})"
     skipped = f"; lines 1 to {so_far.first - 1} were skipped" if so_far.first > 1 else ""
-    text = f"{verb} {so_far.records} records to {so_far.topic} ({so_far.size_bytes} bytes){skipped}"
+    text = f"{verb} {count_text(so_far.records, 'record')} to {so_far.topic}{size}{skipped}"
     session.answer(document, lambda: print(text))
 
 

@@ -18,7 +18,7 @@ from duramen.commands.verify import (
     verification_document,
     verify_all,
 )
-from duramen.losses import loss_documents, loss_text
+from duramen.losses import joined_ranges, loss_documents, loss_text
 from duramen.session import DAMAGE, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def recover(
     if session.is_in_bucket:
         from duramen.commands.recover_bucket import recover_bucket
 
-        return recover_bucket(topics, partition, yes=yes, dry_run=dry_run)
+        return recover_bucket(topics, partition, readmit=readmit, yes=yes, dry_run=dry_run)
     from logstore.files import OS_FILES
     from logstore.upkeep.repair import restore_version
     from logstore.upkeep.strays import find_strays
@@ -207,7 +207,7 @@ def _print_partitions(reports: list[Recovery], *, dry_run: bool) -> None:
             ]
             for report in reports
         ],
-        title="Would recover" if dry_run else None,
+        title="Would recover" if dry_run and any(report.found_damage for report in reports) else None,
     )
     would = "would be " if dry_run else ""
     for report in reports:
@@ -230,17 +230,6 @@ def _print_partitions(reports: list[Recovery], *, dry_run: bool) -> None:
             print(f"{report.partition}: {note}")
         for each in report.findings if not report.cuts else ():  # cuts say the same, with what it costs
             print(f"{report.partition}: {each.what}" + (f" (file {each.file})" if each.file else ""))
-
-
-def joined_ranges(found: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """Neighbouring ranges of one source as one."""
-    out: list[tuple[str, int, int]] = []
-    for source, first, end in sorted(found):
-        if out and (out[-1][0], out[-1][2]) == (source, first):
-            out[-1] = (source, out[-1][1], end)
-        else:
-            out.append((source, first, end))
-    return out
 
 
 def _repair(repair: TopicRepair) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from duramen.commands.console import Schemas
-from duramen.session import session, size_text
+from duramen.session import file_path, session, size_text
 from duramen.terminal import raw
 
 
@@ -31,6 +31,7 @@ def report(
     from duramen.console.report import report_html
     from duramen.console.view import View
 
+    file_path(file)
     with session.open_any() as store:
         html = report_html(View(store, schemas=MessageSchemas(schema or ())), messages_each=messages)
     data = html.encode()

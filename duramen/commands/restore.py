@@ -16,7 +16,7 @@ from duramen.commands.consume import text_of
 from duramen.commands.options import Encoding, OneTopic
 from duramen.losses import loss_documents, loss_text
 from duramen.moments import moment_ms
-from duramen.session import bad_usage, session
+from duramen.session import bad_usage, file_path, session
 from duramen.terminal import json_text
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def restore(
         raise bad_usage("--as-of-offsets and --as-of-timestamp exclude each other")
     if format_ is Format.PARQUET and output_file == "-" and not dry_run:
         raise bad_usage("Parquet is not for standard output: give --output-file FILE")
-    folder = os.path.dirname(output_file)
+    folder = os.path.dirname(file_path(output_file))
     if folder and not os.path.isdir(folder):
         raise bad_usage(f"--output-file {output_file}: there is no directory {folder}")
     rows = 0

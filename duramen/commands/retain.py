@@ -41,9 +41,8 @@ def _retain_bucket(topics: list[str] | None, partition: int | None, now_ms: int 
     from logstore.bucket.maintaining import retain
 
     with session.open_bucket() as store:
-        chosen = [store.topic(name) for name in topics] if topics else store.topics()
-        unknown = {topic.name for topic in chosen if topic.settings_unknown}
-        partitions = [(t, n) for t in chosen for n in range(t.partitions) if partition in (None, n)]
+        partitions = chosen_partitions(store, topics, partition)
+        unknown = {topic.name for topic, _ in partitions if topic.settings_unknown}
         results = retain(store, partitions, now_ms=now_ms, dry_run=dry_run)
         at_ms = store.clock.now_ms() if now_ms is None else now_ms
     documents = [_document(result, unknown) for result in results]

@@ -15,7 +15,7 @@ import typer
 
 from duramen.commands.compact import Engine, EngineName, spark_session
 from duramen.commands.console import Schemas, TokenFile
-from duramen.session import DONE, FAILED, bad_usage, key_values, print_table, session, stop, time_text
+from duramen.session import DONE, FAILED, bad_usage, duration_text, key_values, print_table, session, stop, time_text
 from duramen.terminal import json_text
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ def _serve(daemon: Scheduler, once: bool) -> None:
         else:
             daemon.start()
             jobs = ", ".join(
-                f"{name} {'never' if ms is None else f'every {ms} ms'}" for name, ms in daemon.intervals_ms.items()
+                f"{name} never" if ms is None else f"{name} every {duration_text(ms)}"
+                for name, ms in daemon.intervals_ms.items()
             )
             log.info("running on %s: %s", session.store_path, jobs)
             if daemon.metrics_address is not None:
@@ -152,7 +153,7 @@ def _answer(daemon: Scheduler) -> None:
             [
                 [
                     name,
-                    "never" if each["interval_ms"] is None else f"{each['interval_ms']} ms",
+                    "never" if each["interval_ms"] is None else duration_text(each["interval_ms"]),
                     time_text(each["last_ended_ms"]),
                     _result(each),
                 ]

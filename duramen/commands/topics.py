@@ -12,6 +12,7 @@ from duramen.commands.options import complete_topic
 from duramen.session import (
     DAMAGE,
     bad_usage,
+    count_text,
     key_values,
     print_pairs,
     print_table,
@@ -67,8 +68,9 @@ def create(
     with session.open_any(create=not dry_run) as store:
         topic = store.create_topic(name, partitions=partitions, configs=configs, dry_run=dry_run)
         document = {"topic": _document(store, topic), "created": not dry_run}
-        verb = "Would create" if dry_run else "Created"
-        session.answer(document, lambda: print(f"{verb} {topic.name}, partitions: {topic.partitions}, id: {topic.id}"))
+        partitions_text = f"{topic.name} with {count_text(topic.partitions, 'partition')}"
+        text = f"Would create {partitions_text}" if dry_run else f"Created {partitions_text}, id {topic.id}"
+        session.answer(document, lambda: print(text))
 
 
 @app.command("list")
@@ -154,13 +156,14 @@ def alter(
         warnings = []
         if before.keyed and topic.partitions > before.partitions and store.log_config(topic).compact:
             warnings.append(_KEYS_MOVE.format(name=name, before=before.partitions, after=topic.partitions))
-        document = {"topic": _document(store, topic), "altered": not dry_run, "warnings": warnings}
-    verb = "Would alter" if dry_run else "Altered"
+        changes = topic.config_version != before.config_version
+        document = {"topic": _document(store, topic), "altered": changes and not dry_run, "warnings": warnings}
+    verb = "Nothing to change:" if not changes else "Would alter" if dry_run else "Altered"
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
 
     def text() -> None:
-        print(f"{verb} {topic.name}, partitions: {topic.partitions}")
+        print(f"{verb} {topic.name} with {count_text(topic.partitions, 'partition')}")
         print_pairs(topic.configs.items())
 
     session.answer(document, text)
@@ -176,11 +179,14 @@ def delete(
     with session.open_any() as store:
         topic = store.topic(name)
         if not dry_run:
-            session.confirm(f"Delete {name}, {topic.partitions} partitions and all their records?", yes=yes)
+            session.confirm(
+                f"Delete {name}, {count_text(topic.partitions, 'partition')} and all their records?", yes=yes
+            )
             store.delete_topic(name)
         document = {"topic": _document(store, topic), "deleted": not dry_run}
     verb = "Would delete" if dry_run else "Deleted"
-    session.answer(document, lambda: print(f"{verb} {name}, partitions: {topic.partitions}, id: {topic.id}"))
+    partitions_text = count_text(topic.partitions, "partition")
+    session.answer(document, lambda: print(f"{verb} {name} with {partitions_text}, id {topic.id}"))
 
 
 def _extent(store: Store, topic: Topic) -> dict[str, Any]:

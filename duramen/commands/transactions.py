@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duramen.commands.options import DryRun, OneTopic, Topics, chosen_topics
-from duramen.session import print_table, session, time_text
+from duramen.session import count_text, print_table, session, time_text
 
 if TYPE_CHECKING:
     from logstore.commit.transactions import OpenTransaction
@@ -30,6 +30,9 @@ def list_(topics: Topics = None) -> None:
     documents = [_document(each) for each in found]
 
     def text() -> None:
+        if not documents:
+            print("No open transactions")
+            return
         print_table(
             ["partition", "producer id", "epoch", "coordinator epoch", "first offset", "last append"],
             [
@@ -44,7 +47,7 @@ def list_(topics: Topics = None) -> None:
                 for each in documents
             ],
         )
-        print(f"{len(documents)} open transactions")
+        print(count_text(len(documents), "open transaction"))
 
     session.answer({"transactions": documents}, text)
 

@@ -9,7 +9,7 @@ import typer
 
 from duramen.commands.options import DryRun, OnlyTopics
 from duramen.losses import loss_documents, print_losses
-from duramen.session import DAMAGE, bad_usage, key_values, print_table, session, size_text, stop
+from duramen.session import DAMAGE, bad_usage, file_path, key_values, print_table, session, size_text, stop
 
 if TYPE_CHECKING:
     from logstore.commit.store_face import Store
@@ -79,7 +79,7 @@ def import_(
     from logstore.transfer.kafka_source import examine, stopped_source
 
     configs = key_values(topic_config, "--topic-config")
-    source_path = os.path.abspath(directory)
+    source_path = os.path.abspath(file_path(directory))
     with stopped_source(OS_FILES, source_path):
         source = examine(
             OS_FILES,
@@ -233,7 +233,7 @@ def export(
     ids = key_values(topic_id, "--topic-id")
     if (cluster_id is None) != (node_id is None):
         raise bad_usage("--cluster-id and --node-id belong together")
-    target = os.path.abspath(directory)
+    target = os.path.abspath(file_path(directory))
     with session.open_any() as store:
         from logstore.directory.checkpoint import MetaProperties
         from logstore.topic import new_topic_id

@@ -46,14 +46,9 @@ def _verify_bucket(topics: list[str] | None, partition: int | None) -> None:
 
     with session.open_bucket() as store:
         whole = [str(finding) for finding in examine(store)]
-        chosen = [topic for topic in store.topics() if not topics or topic.name in topics]
-        for name in topics or ():
-            store.topic(name)
         results = [
             verify_partition(store, store.source(topic, number))
-            for topic in chosen
-            for number in range(topic.partitions)
-            if partition in (None, number)
+            for topic, number in chosen_partitions(store, topics, partition)
         ]
     document = {
         "sound": not whole and not any(result.findings for result in results),

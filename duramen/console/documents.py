@@ -76,6 +76,9 @@ FINDING = record(
     hint=nullable(text()),
 )
 
+#: of a number of records
+_EXACT = boolean("counted; false: at most so many, where compaction has thinned segments and not counted them")
+
 POINT = record(
     "One moment of the history; figures are sums over the topic's partitions",
     time_ms=integer(_MS),
@@ -117,6 +120,7 @@ STORE = record(
         partitions=integer(),
         segments=integer(),
         records=integer(),
+        records_exact=_EXACT,
         clean_bytes=integer(),
         dirty_bytes=integer(),
         uncleanable_bytes=integer(),
@@ -149,6 +153,7 @@ TOPIC = record(
     dirty_bytes=integer(minimum=0),
     uncleanable_bytes=integer("the active segments included", minimum=0),
     records=integer("counted by compaction where it was, offsets elsewhere", minimum=0),
+    records_exact=_EXACT,
     keys=nullable(integer("of the segments compaction has counted; null: none", minimum=0)),
     tombstones=nullable(integer("likewise", minimum=0)),
     dirty_ratio=nullable(number("the highest of its partitions; null: not compacted", minimum=0, maximum=1)),
@@ -236,6 +241,7 @@ PARTITION_FIGURES = record(
     dirty_bytes=integer(),
     uncleanable_bytes=integer(),
     records=integer(),
+    records_exact=_EXACT,
     keys=nullable(integer()),
     tombstones=nullable(integer()),
     dirty_ratio=nullable(number()),
@@ -284,6 +290,7 @@ PARTITION = record(
     first_dirty_offset=integer(),
     first_uncleanable_offset=integer(),
     records=integer(),
+    records_exact=_EXACT,
     segments_total=integer(),
     segments=array(ref("Segment")),
     losses=array(

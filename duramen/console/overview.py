@@ -84,6 +84,7 @@ def _totals(looks: list[TopicLook]) -> dict[str, Any]:
         "partitions": sum(len(look.partitions) for look in looks),
         "segments": sum(each.segments for each in partitions),
         "records": sum(each.records for each in partitions),
+        "records_exact": all(each.records_exact for each in partitions),
         "clean_bytes": sum(each.by_section.get(Section.CLEAN, 0) for each in partitions),
         "dirty_bytes": sum(each.by_section.get(Section.DIRTY, 0) for each in partitions),
         "uncleanable_bytes": sum(each.uncleanable_bytes for each in partitions),

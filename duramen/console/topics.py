@@ -84,6 +84,7 @@ def topic_document(look: TopicLook, last_run_ms: int | None) -> dict[str, Any]:
         "dirty_bytes": sum(each.by_section.get(Section.DIRTY, 0) for each in readable),
         "uncleanable_bytes": sum(each.uncleanable_bytes for each in readable),
         "records": sum(each.records for each in readable),
+        "records_exact": len(readable) == len(look.partitions) and all(each.records_exact for each in readable),
         "keys": sum(keys) if keys else None,
         "tombstones": sum(tombstones) if tombstones else None,
         "dirty_ratio": round(max((each.plan.cleanable.ratio for each in readable), default=0.0), 6)
@@ -174,6 +175,7 @@ def _row(number: int, found: PartitionFigures | str) -> dict[str, Any]:
         return dict.fromkeys(("keys", "tombstones", "dirty_ratio", "next_ms", "last_record_ms")) | {
             **dict.fromkeys((*zeros, "clean_bytes", "dirty_bytes", "uncleanable_bytes"), 0),
             "partition": number,
+            "records_exact": False,
             "state": "unreadable",
             "why": "it cannot be read; `duramen verify` says more",
             "error": found,
@@ -191,6 +193,7 @@ def _row(number: int, found: PartitionFigures | str) -> dict[str, Any]:
         "dirty_bytes": found.by_section.get(Section.DIRTY, 0),
         "uncleanable_bytes": found.uncleanable_bytes,
         "records": found.records,
+        "records_exact": found.records_exact,
         "keys": found.keys,
         "tombstones": found.tombstones,
         "dirty_ratio": round(found.plan.cleanable.ratio, 6) if compacted else None,
@@ -215,7 +218,7 @@ def partition(view: View, *, topic: str, partition: int) -> dict[str, Any]:
     if isinstance(found, str):
         zeros = ("size_bytes", "clean_bytes", "dirty_bytes", "uncleanable_bytes", "log_start_offset", "log_end_offset")
         more = ("last_stable_offset", "first_dirty_offset", "first_uncleanable_offset", "records", "segments_total")
-        return document | dict.fromkeys((*zeros, *more), 0) | {"segments": [], "losses": []}
+        return document | dict.fromkeys((*zeros, *more), 0) | {"records_exact": False, "segments": [], "losses": []}
     return document | _strip(view, look, partition, found)
 
 
@@ -263,6 +266,7 @@ def _strip(view: View, look: TopicLook, number: int, figures: PartitionFigures) 
         "first_dirty_offset": found.first_dirty_offset,
         "first_uncleanable_offset": found.first_uncleanable_offset,
         "records": sum(records for records, _ in counts),
+        "records_exact": figures.records_exact,
         "segments_total": len(segments),
         "segments": together(segments, SEGMENTS_MAX),
         "losses": [

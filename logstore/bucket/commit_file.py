@@ -33,6 +33,8 @@ from logstore.topics.registry import topic_document, topic_from
 VERSION = 1
 LOG = "ledger/commits/_delta_log"
 SUMMARY = "ledger/summary"
+#: an older one, behind which every commit file is still there; for `recover`
+SUMMARY_COPY = "ledger/summary-copy"
 #: `name:NAME` changes whenever a topic of that name comes or goes, `sweep` with each fence of a sweep
 NAME, SWEEP = "name:", "sweep"
 _SIZES = (1, 2, 4, 8)

@@ -11,11 +11,15 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from logstore.bucket.commit_file import Entry
+from logstore.bucket.elapsed import Elapsed
+from logstore.bucket.freeing import check_age
 from logstore.bucket.judging import plan_clock
-from logstore.bucket.keys import new_nonce, topic_key
+from logstore.bucket.keys import TOPICS, new_nonce, topic_key
+from logstore.bucket.lost_commits import Copy
 from logstore.bucket.manifests import overwrite
 from logstore.bucket.replacing import end_partition
 from logstore.bucket.rows import Kind, LedgerView, TopicRow
@@ -23,14 +27,16 @@ from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
+    CorruptState,
     DuramenError,
     ObjectChanged,
     ObjectExists,
+    ObjectMissing,
     TopicExists,
     UnknownTopic,
 )
-from logstore.topics.definition import TopicChange, altered_topic, new_topic
-from logstore.topics.registry import Topic, topic_document
+from logstore.topics.definition import TopicChange, altered_topic, is_change, new_topic
+from logstore.topics.registry import Topic, topic_document, topic_from, unknown_topic
 
 if TYPE_CHECKING:
     from logstore.bucket.store import BucketStore
@@ -65,7 +71,16 @@ def create_topic(
 
 
 def alter_topic(store: BucketStore, name: str, change: TopicChange, *, dry_run: bool) -> Topic:
-    """The changed topic. Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown."""
+    """The changed topic, or the topic as it is where nothing changes.
+
+    Raises UnknownTopic, UnknownConfig, InvalidConfig, CommitUnknown.
+    """
+    seen, _ = _living(store.ledger.refresh(), name)
+    altered = altered_topic(store, seen, change)
+    if not is_change(seen, altered):
+        return seen
+    if dry_run:
+        return altered
 
     def next_row(view: LedgerView) -> TopicRow:
         topic, newest = _living(view, name)
@@ -77,11 +92,23 @@ def alter_topic(store: BucketStore, name: str, change: TopicChange, *, dry_run: 
             topic.id, newest.sequence + 1, Kind.DEFINED, version, ends, ends, clock_ms, definition=altered
         )  # fmt: skip
 
-    row = next_row(store.ledger.refresh()) if dry_run else _commit(store, next_row)
+    row = _commit(store, next_row)
     assert row.definition is not None
-    if not dry_run:
-        project(store, row.definition)
+    project(store, row.definition)
     return row.definition
+
+
+def touch_topic(store: BucketStore, topic: Topic) -> None:
+    """A row that changes nothing, so that everybody looks again. Raises UnknownTopic, CommitUnknown."""
+
+    def next_row(view: LedgerView) -> tuple[TopicRow, ...]:
+        newest = view.newest(topic.id)
+        if newest is None or newest.kind is Kind.ENDED:
+            raise UnknownTopic(f"topic {topic.name} was deleted meanwhile")
+        clock_ms = plan_clock(store.clock.now_ms(), view, [topic.id])
+        return (replace(_bare(newest), sequence=newest.sequence + 1, kind=Kind.DEFINED, clock_ms=clock_ms),)
+
+    commit_rows(store, next_row)
 
 
 def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Topic:
@@ -107,7 +134,7 @@ def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Top
 
 def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
     """Nothing can be sealed behind this. Idempotent: who deletes may have died before."""
-
+    made = Elapsed()
     for number in range(partitions):
         store.manifests.change(
             topic_id,
@@ -115,6 +142,7 @@ def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
             lambda seen, now_ms, nonce: (
                 None if seen and seen.ended else end_partition(seen, now_ms=now_ms, nonce=nonce)
             ),
+            check=lambda: check_age(made.ms()),
         )
 
 
@@ -149,12 +177,29 @@ def read_projection(store: BucketStore, name: str) -> None:
     unseal(store.objects.get(key)[0], version=_PROJECTION_VERSION, file=key)
 
 
+def read_copies(store: BucketStore) -> list[Copy]:
+    """Of all topics that there ever were, as far as they can be read."""
+    found = []
+    for head in store.objects.list(TOPICS):
+        with contextlib.suppress(CorruptState, ObjectMissing, KeyError, ValueError, TypeError):
+            document = unseal(store.objects.get(head.key)[0], version=_PROJECTION_VERSION, file=head.key)
+            topic = topic_from(document["topic"], file=head.key)
+            version = whole_number(document, "ledger_version", file=head.key)
+            found.append(Copy(topic, document["ended"] is True, version))
+    return found
+
+
 def write_projection(store: BucketStore, topic: Topic) -> None:
     """In the place of one that cannot be read."""
     overwrite(store.objects, topic_key(topic.name), _projection(store, topic, ended=False))
 
 
-def commit_rows(store: BucketStore, rows_of: Callable[[LedgerView], tuple[TopicRow, ...]]) -> tuple[TopicRow, ...]:
+def commit_rows(
+    store: BucketStore,
+    rows_of: Callable[[LedgerView], tuple[TopicRow, ...]],
+    *,
+    details: Mapping[str, object] = MappingProxyType({}),
+) -> tuple[TopicRow, ...]:
     """Commit the rows that follow the newest view, all or none of them; returns them as they are in the ledger.
 
     Raises what `rows_of` raises, CommitConflict, CommitUnknown.
@@ -170,7 +215,7 @@ def commit_rows(store: BucketStore, rows_of: Callable[[LedgerView], tuple[TopicR
         rows = rows_of(view)
         tried.append(rows)
         try:
-            store.ledger.commit(view, Entry(rows, new_nonce()))
+            store.ledger.commit(view, Entry(rows, new_nonce(), details=details))
             return rows
         except CommitConflict:
             tried.remove(rows)
@@ -186,7 +231,7 @@ def _living(view: LedgerView, name: str) -> tuple[Topic, TopicRow]:
     topic = view.named(name)
     newest = view.newest(topic.id) if topic is not None else None
     if topic is None or newest is None:
-        raise UnknownTopic(f"no topic is called {name}")
+        raise unknown_topic(name, [each.name for each in view.definitions.values()])
     return topic, newest
 
 

@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from logstore.bucket.collecting import decode_floor, encode_floor
-from logstore.bucket.commit_file import LOG, SUMMARY, commit_key, decode_commit, decode_summary, encode_summary
+from logstore.bucket.commit_file import LOG, SUMMARY, commit_key, decode_commit, decode_summary
 from logstore.bucket.definitions import read_projection, write_projection
 from logstore.bucket.freeing import Floor, is_free
 from logstore.bucket.keys import FLOORS, LOG_FLOOR, floor_key, new_nonce, topic_key
-from logstore.bucket.ledger import applied
 from logstore.bucket.manifests import overwrite
 from logstore.bucket.rows import Kind, LedgerView, check_chain
 from logstore.errors import CorruptState, DamageError, DuramenError, LedgerError, ObjectMissing
@@ -106,7 +105,7 @@ def _plans(store: BucketStore, view: LedgerView) -> Iterator[DuramenError]:
         if floor is not None:
             floors[topic_id] = floor
     ended = {row.topic_id for row in view.rows if row.kind is Kind.ENDED}
-    for plan in {row.plan for row in view.rows if row.plan is not None}:
+    for plan in {row.plan for row in view.rows if row.plan is not None and not row.is_lost}:
         if is_free(plan, floors, ended):
             continue
         try:
@@ -133,37 +132,6 @@ def _projections(store: BucketStore, view: LedgerView) -> Iterator[DuramenError]
 
 
 # --- repair ----------------------------------------------------------------------------------------------------------
-
-
-def mend_ledger(store: BucketStore, *, dry_run: bool) -> list[str]:
-    """Make a damaged summary again from the commits; returns what was done. For a store that does not open without.
-
-    Raises LedgerError where commits that it would need are gone too.
-    """
-    try:
-        decode_summary(store.objects.get(SUMMARY)[0], limits=store.limits)
-        return []
-    except ObjectMissing:
-        problem = "the ledger's summary is gone"
-    except LedgerError as error:
-        problem = str(error)
-    view = LedgerView(-1)
-    while True:
-        version = view.version + 1
-        try:
-            data, _ = store.objects.get(commit_key(version))
-        except ObjectMissing:
-            break
-        view = applied(view, decode_commit(data, version, limits=store.limits))
-    if view.version < 0 or any(_is_commit(head.key) for head in store.objects.list(LOG, commit_key(view.version))):
-        raise LedgerError(
-            f"{problem}; and commit {view.version + 1}, which it could be made from, is gone",
-            file=SUMMARY,
-            hint="Bring the object back from another version of the bucket, or restore a backup",
-        )
-    if not dry_run:
-        overwrite(store.objects, SUMMARY, encode_summary(view, new_nonce(), limits=store.limits))
-    return [f"{problem}: made again from {view.version + 1} commits"]
 
 
 def mend_store(store: BucketStore, *, dry_run: bool) -> list[str]:

@@ -2,17 +2,15 @@
 
 The engine reads small pieces, one after the other; object storage answers a few large requests well. So objects are
 fetched in blocks: what a read lacks is merged into one request, a reader that goes on where it ended gets more with
-each, and what was fetched stays, in memory and then in a local directory. Objects are written once, so a block never
-becomes stale. Nothing here retries or judges: an object that is gone is ObjectMissing.
+each, and what was fetched stays in memory; of what is read more than once there is a local copy. Objects are written
+once, so a block never becomes stale. Nothing here retries or judges: an object that is gone is ObjectMissing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from crc32c import crc32c
-
+from logstore.bucket.local_copy import LocalCopy, pieces_to_read
 from logstore.bucket.manifest import Segment
 from logstore.bucket.segment_object import object_bytes, part_spans
 from logstore.errors import DuramenError, ObjectMissing
@@ -32,39 +29,40 @@ from logstore.segment.names import file_name
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_TRAILER = struct.Struct(">I")
-
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
     """How much a cache keeps, and how it asks."""
 
     memory_bytes: int = 64 << 20
-    #: of the local directory, where there is one
-    directory_bytes: int = 4 << 30
     block_bytes: int = 512 << 10
     #: how far a reader that goes on is ahead of itself at most
     ahead_bytes: int = 16 << 20
     #: what is ahead by more than a reader waits for comes by requests of this size, beside the reader
     piece_bytes: int = 4 << 20
+    #: of a partition that is read more than once, in a file of this machine; and the size of the requests for it
+    copy_bytes: int = 1 << 30
+    copy_piece_bytes: int = 8 << 20
 
 
 _PIECES_AT_ONCE = 4
+#: of local copies: enough to be on their way where an answer takes some ten milliseconds to begin
+_COPIED_AT_ONCE = 8
 
 
 class BlockCache:
-    """Blocks of write-once objects. Safe for threads; several processes may share a directory."""
+    """Blocks of write-once objects. Safe for threads."""
 
-    def __init__(self, objects: Objects, *, directory: str | None = None, limits: CacheLimits | None = None) -> None:
+    def __init__(self, objects: Objects, *, limits: CacheLimits | None = None) -> None:
         self._objects = objects
         self.limits = limits or CacheLimits()
         self._lock = threading.Lock()
         self._memory: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._memory_bytes = 0
-        self._spilled = _Spilled(directory, self.limits.directory_bytes) if directory else None
         #: blocks that are on their way
         self._coming: dict[tuple[str, int], Future[None]] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._copying: ThreadPoolExecutor | None = None
 
     def clear(self) -> None:
         """Let go of what is in memory."""
@@ -88,6 +86,19 @@ class BlockCache:
                 except RuntimeError:  # while the interpreter ends, there are no new threads
                     return
                 self._coming.update({(key, number): future for number in wanted})
+
+    def local_copy(self, segments: Sequence[Segment], start: int, end: int) -> LocalCopy | None:
+        """Begin to fetch what a reader of these offsets needs more than once; None where there is nothing to keep."""
+        limits = self.limits
+        pieces = pieces_to_read(segments, start, end, piece_bytes=limits.copy_piece_bytes, bytes_max=limits.copy_bytes)
+        if not pieces:
+            return None
+        with self._lock:
+            if self._copying is None:
+                self._copying = ThreadPoolExecutor(_COPIED_AT_ONCE, thread_name_prefix="duramen-copy")
+        with contextlib.suppress(OSError):
+            return LocalCopy(self._objects, self._copying, pieces)
+        return None
 
     def _come(self, key: str, size: int, numbers: Sequence[int]) -> None:
         try:
@@ -134,8 +145,6 @@ class BlockCache:
             gone = [each for each in self._memory if each[0] == key]
             for each in gone:
                 self._memory_bytes -= len(self._memory.pop(each))
-        if self._spilled is not None:
-            self._spilled.forget(key)
 
     def _find(self, key: str, number: int) -> bytes | None:
         with self._lock:
@@ -146,11 +155,7 @@ class BlockCache:
             block = self._memory.get((key, number))
             if block is not None:
                 self._memory.move_to_end((key, number))
-                return block
-        block = self._spilled.find(key, number) if self._spilled is not None else None
-        if block is not None:
-            self._keep(key, number, block)
-        return block
+            return block
 
     def _fetch(self, key: str, size: int, numbers: Sequence[int]) -> dict[int, bytes]:
         block_bytes = self.limits.block_bytes
@@ -167,8 +172,6 @@ class BlockCache:
                 number = (begin + at) // block_bytes
                 fetched[number] = block = bytes(data[at : at + block_bytes])
                 self._keep(key, number, block)
-                if self._spilled is not None:
-                    self._spilled.keep(key, number, block)
         return fetched
 
     def _keep(self, key: str, number: int, block: bytes) -> None:
@@ -179,74 +182,6 @@ class BlockCache:
             while self._memory_bytes > self.limits.memory_bytes and len(self._memory) > 1:
                 _, gone = self._memory.popitem(last=False)
                 self._memory_bytes -= len(gone)
-
-
-class _Spilled:
-    """Blocks in a local directory, each with its CRC: what a cut or a full disk left of one is none.
-
-    Nothing here may fail a read: a disk that is full or gone means that blocks are fetched again.
-    """
-
-    def __init__(self, directory: str, bytes_max: int) -> None:
-        self._directory = directory
-        self._bytes_max = bytes_max
-        self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        with contextlib.suppress(OSError):
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            found = [entry for entry in os.scandir(directory) if entry.is_file()]
-            found.sort(key=lambda entry: entry.stat().st_mtime_ns)
-            self._sizes.update((entry.name, entry.stat().st_size) for entry in found)
-        self._bytes = sum(self._sizes.values())
-
-    def find(self, key: str, number: int) -> bytes | None:
-        name = _block_name(key, number)
-        try:
-            with open(os.path.join(self._directory, name), "rb") as file:
-                data = file.read()
-        except OSError:
-            return None
-        block = data[: -_TRAILER.size]
-        if len(data) <= _TRAILER.size or _TRAILER.unpack(data[-_TRAILER.size :])[0] != crc32c(block):
-            return None
-        with self._lock:
-            if name in self._sizes:
-                self._sizes.move_to_end(name)
-        return block
-
-    def forget(self, key: str) -> None:
-        prefix = _block_name(key, 0)[:-1]
-        with self._lock:
-            gone = [name for name in self._sizes if name.startswith(prefix)]
-            for name in gone:
-                self._bytes -= self._sizes.pop(name)
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self._directory, name))
-
-    def keep(self, key: str, number: int, block: bytes) -> None:
-        name = _block_name(key, number)
-        path = os.path.join(self._directory, name)
-        temporary = f"{path}.{os.getpid()}.{threading.get_ident()}"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(block + _TRAILER.pack(crc32c(block)))
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            return
-        with self._lock:
-            self._bytes += len(block) + _TRAILER.size - self._sizes.pop(name, 0)
-            self._sizes[name] = len(block) + _TRAILER.size
-            while self._bytes > self._bytes_max and self._sizes:
-                oldest, size = self._sizes.popitem(last=False)
-                self._bytes -= size
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self._directory, oldest))
-
-
-def _block_name(key: str, number: int) -> str:
-    return f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}-{number}"
 
 
 @contextlib.contextmanager
@@ -329,9 +264,19 @@ class BytesFile(ReadOnlyFile):
 class ObjectFile(ReadOnlyFile):
     """Some bytes of an object as a file."""
 
-    def __init__(self, cache: BlockCache, key: str, object_size: int, span: tuple[int, int], path: str) -> None:
+    def __init__(
+        self,
+        cache: BlockCache,
+        key: str,
+        object_size: int,
+        span: tuple[int, int],
+        path: str,
+        *,
+        copy: LocalCopy | None = None,
+    ) -> None:
         super().__init__(path)
         self._cache = cache
+        self._copy = copy
         self._key = key
         self._object_size = object_size
         self._begin, self._end = span
@@ -343,6 +288,10 @@ class ObjectFile(ReadOnlyFile):
         view = self.view_of(buffer, position)
         if not len(view):
             return 0
+        if self._copy is not None:
+            with as_missing_file(self.path):
+                if self._copy.read_into(self._key, view, self._begin + position):
+                    return len(view)
         limits = self._cache.limits
         end = position + len(view)
         # A reader goes on where the last whole batch ended, a little before it stopped.
@@ -385,9 +334,11 @@ class SegmentFiles:
         directory: str,
         segments: Iterable[Segment],
         more: Mapping[str, LazyFile] | None = None,
+        copy: LocalCopy | None = None,
     ) -> None:
-        """`more` has files by path that are no parts of sealed segments."""
+        """`more` has files by path that are no parts of sealed segments; `copy` has some of their bytes."""
         self._cache = cache
+        self._copy = copy
         self._segments = {
             os.path.join(directory, file_name(segment.base_offset, kind)): (segment, span)
             for segment in segments
@@ -401,7 +352,7 @@ class SegmentFiles:
         if path in self._more:
             return self._more[path].open()
         segment, span = self._find(path)
-        return ObjectFile(self._cache, segment.key, object_bytes(segment), span, path)
+        return ObjectFile(self._cache, segment.key, object_bytes(segment), span, path, copy=self._copy)
 
     def exists(self, path: str) -> bool:
         return path in self._segments or path in self._more

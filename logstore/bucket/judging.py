@@ -56,7 +56,7 @@ def judge(view: LedgerView, attempt: Attempt) -> Verdict:
 
 def is_next_or_replay(view: LedgerView, app: AppBatch) -> bool:
     """True for a replay, False for the app's next batch. Raises ReplayMismatch, MissingBatches, InvalidConfig."""
-    return is_replay(view.app(app.app_id), app, is_counted=lambda: True)
+    return is_replay(view.app(app.app_id), app, is_counted=lambda: True, are_apps_lost=lambda: view.are_apps_lost)
 
 
 def is_settled(view: LedgerView, tried: Collection[int]) -> bool:

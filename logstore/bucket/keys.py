@@ -12,6 +12,7 @@
     logs/TOPICID/N/BASE20-NONCE        level 1: a sealed segment
     pages/TOPICID/N/NONCE              a part of a long list of segments
     quarantine/TOPICID/N/BASE20-NONCE  the bytes of a damaged piece that was sealed without; never deleted by itself
+    quarantine/ledger/VERSION-NONCE    the bytes of a damaged commit file that was made again
 
 What lies under `data/`, `logs/` and `pages/` is written once. Its name has a nonce and is never used again, so a write
 that lands late cannot replace anything, and a name that was freed cannot come back. HH spreads plans over the
@@ -26,7 +27,7 @@ import uuid
 
 from logstore.topic import check_topic_name
 
-MANIFESTS, FLOORS, PINS, ARRIVING = "manifest", "floors", "pins", "arriving"
+MANIFESTS, FLOORS, PINS, ARRIVING, TOPICS = "manifest", "floors", "pins", "arriving", "topics"
 STORE = "duramen.json"
 #: how far the ledger's commit files are summarized, and deleted
 LOG_FLOOR = "ledger/floor"
@@ -78,6 +79,15 @@ def plan_key(plan_id: str, nonce: str) -> str:
     return f"{_plan_folder(plan_id)}/plan-{_checked(nonce)}"
 
 
+def lost_plan_key() -> str:
+    """Of a plan that there never was: a commit was lost, and its offsets are taken."""
+    return plan_key("lost", new_nonce())
+
+
+def quarantined_commit_key(version: int) -> str:
+    return f"quarantine/ledger/{version:020d}-{new_nonce()}"
+
+
 def segment_key(topic_id: str, partition: int, base_offset: int, nonce: str) -> str:
     return f"logs/{_checked(topic_id)}/{partition}/{base_offset:020d}-{_checked(nonce)}"
 
@@ -88,6 +98,11 @@ def page_key(topic_id: str, partition: int, nonce: str) -> str:
 
 def quarantine_key(topic_id: str, partition: int, base_offset: int, nonce: str) -> str:
     return f"quarantine/{_checked(topic_id)}/{partition}/{base_offset:020d}-{_checked(nonce)}"
+
+
+def staged_quarantine_key(topic_id: str, partition: int, base_offset: int) -> str:
+    """Of a piece of a staged object, whose batches have no offsets yet: it began at `base_offset`."""
+    return quarantine_key(topic_id, partition, base_offset, f"staged-{new_nonce()}")
 
 
 def is_swept(key: str) -> bool:

@@ -32,7 +32,8 @@ from logstore.errors import CorruptBatch, CorruptState, DamageError, LedgerError
 from logstore.files import OS_FILES
 from logstore.limits import MIB
 from logstore.partition.environment import LastKnown
-from logstore.partition.salvage import Partition
+from logstore.partition.losses import clipped
+from logstore.partition.salvage import Partition, Source
 from logstore.partition.salvage_planning import plan_salvage
 from logstore.partition.salvage_writing import carry_out
 from logstore.segment.names import FileKind, file_name
@@ -55,6 +56,10 @@ class Mended:
     losses: list[Loss] = field(default_factory=list)
     #: keys of damaged bytes that are kept
     kept: list[str] = field(default_factory=list)
+    #: batches that were put back: key, first offset, end offset
+    readmitted: list[tuple[str, int, int]] = field(default_factory=list)
+    #: batches in quarantine that may not come back: first offset, end offset, why
+    held_back: list[tuple[int, int, str]] = field(default_factory=list)
 
     @property
     def found_damage(self) -> bool:
@@ -127,7 +132,7 @@ def _mend_segments(
         if problem is None:
             continue
         done.findings.append(problem)
-        repair = _Repair(store, topic, source, segment, config, looked.view.log_start_offset, looked.state())
+        repair = Repair(store, topic, source, segment, config, looked.view.log_start_offset, looked.state())
         outputs, lost, kept = repair.run(problem, dry_run=dry_run)
         mended[segment.key] = outputs
         losses += lost
@@ -156,8 +161,8 @@ def _problem(store: BucketStore, cache: BlockCache, source: PartitionSource, seg
 
 
 @dataclass(frozen=True, slots=True)
-class _Repair:
-    """One damaged segment."""
+class Repair:
+    """One segment that is written again."""
 
     store: BucketStore
     topic: Topic
@@ -166,6 +171,9 @@ class _Repair:
     config: LogConfig
     log_start_offset: int
     state: PartitionState
+    #: what may fill its losses, and what was put back: source, first offset, end offset
+    sources: Sequence[Source] = ()
+    refilled: list[tuple[str, int, int]] = field(default_factory=list)
 
     def run(self, problem: str, *, dry_run: bool) -> tuple[list[Segment], list[Loss], list[str]]:
         """What takes its place, what is lost, and what is kept aside."""
@@ -219,8 +227,9 @@ class _Repair:
             SegmentEntry(segment.base_offset, segment.log_bytes, segment.largest_timestamp_ms),
             SegmentEntry(segment.next_offset, 0, -1),
         )
+        losses = clipped(self.state.losses, segment.base_offset, segment.next_offset) if self.sources else ()
         state = replace(
-            self.state, segments=listed, log_start_offset=max(self.log_start_offset, segment.base_offset), losses=()
+            self.state, segments=listed, log_start_offset=max(self.log_start_offset, segment.base_offset), losses=losses
         )
         write_state(OS_FILES, state_path, state)
         given = Partition(
@@ -233,7 +242,8 @@ class _Repair:
             store.limits,
             store.clock.now_ms(),
         )
-        plan = plan_salvage(given)
+        plan = plan_salvage(given, self.sources)
+        self.refilled.extend(plan.refilled)
         if dry_run:
             return [segment], list(plan.losses), []
         aside: list[str] = []

@@ -16,6 +16,7 @@ from logstore.bucket.rows import TopicRow, check_chain, concerning, unstable_aft
 from logstore.directory.state import Loss
 from logstore.errors import LedgerError, OffsetOutOfRange, SegmentsChanged
 from logstore.ledger.rows import RunRow
+from logstore.partition.losses import without
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,12 @@ def mend_segments(
     *,
     now_ms: int,
     nonce: str,
+    found: Sequence[tuple[int, int]] = (),
 ) -> Manifest:
-    """What was made of damaged segments in their place, by key. Raises SegmentsChanged unless all are still listed."""
+    """What was made of damaged segments in their place, by key; `found` are offsets that are lost no longer.
+
+    Raises SegmentsChanged unless all segments are still listed.
+    """
     current = _living(manifest)
     left = set(mended) - {segment.key for segment in current.segments}
     if left:
@@ -187,7 +192,7 @@ def mend_segments(
         nonce=nonce,
         segments=tuple(segments),
         next_horizon_ms=None,
-        losses=(*current.losses, *losses),
+        losses=(*without(current.losses, found), *losses),
         garbage=_more(current, [segment for segment in current.segments if segment.key not in kept], now_ms),
     )
 

@@ -81,6 +81,11 @@ class TopicRow:
     #: None: transactions are as they were
     transactions: Transactions | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        """A batch of which nothing is known but its offsets: `recover` found that its commit and its plan are gone."""
+        return self.plan is not None and self.plan.size_bytes == 0
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
@@ -133,11 +138,20 @@ class LedgerView:
         return next((row for row in reversed(self.rows) if row.topic_id == topic_id), None)
 
     def app(self, app_id: str) -> AppProgress | None:
+        is_unsure = False
         for row in reversed(self.rows):
             if row.app_id == app_id and row.batch_id is not None:
                 plan = row.plan.key if row.plan is not None else ""
-                return AppProgress(app_id, row.batch_id, row.query_id, plan, row.clock_ms, as_of=self.version)
+                return AppProgress(
+                    app_id, row.batch_id, row.query_id, plan, row.clock_ms, is_unsure=is_unsure, as_of=self.version
+                )
+            is_unsure |= row.is_lost  # it may have been this app's
         return None
+
+    @property
+    def are_apps_lost(self) -> bool:
+        """Whether there were batches of which nobody knows whose they were."""
+        return any(row.is_lost for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +233,26 @@ def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partitio
         tail,
         high_watermark if unstable is None else min(max(unstable, log_start), high_watermark),
     )
+
+
+def view_tail(rows: Sequence[TopicRow], partition: int, position: int) -> PartitionView | None:
+    """What a cursor at `position` needs, by the rows alone; None: they do not say all of it.
+
+    Whoever deletes records commits a row that is no batch behind that. So no batch behind the last such row lies below
+    the log start, unless retention took it since.
+    """
+    begin = len(rows)
+    while begin > 0 and rows[begin - 1].kind is Kind.BATCH and rows[begin - 1].transactions is None:
+        begin -= 1
+    run = rows[begin:]
+    if not run or partition >= len(run[-1].end_offsets) or any(row.plan is None or row.is_lost for row in run):
+        return None
+    check_chain(run)
+    tail = concerning(run, partition, position)
+    if not tail or tail[0].base_offsets[partition] > position:
+        return None
+    first, end = tail[0].base_offsets[partition], run[-1].end_offsets[partition]
+    return PartitionView(first, first, end, (), tail, end)
 
 
 def unstable_after(before: int | None, rows: Iterable[TopicRow], partition: int) -> int | None:

@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import check_age
-from logstore.bucket.keys import new_nonce, quarantine_key, segment_key
+from logstore.bucket.keys import new_nonce, segment_key, staged_quarantine_key
 from logstore.bucket.manifest import LOSS_REASON_MAX, Manifest, Segment
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.plan import PlanPiece
@@ -321,7 +321,7 @@ def _set_aside(
 ) -> Lost:
     """Keep the bytes of a damaged piece under a name that nothing sweeps."""
     key = commit.plan.files[piece.file][0]
-    kept = quarantine_key(commit.topic.topic_id, source.number, base, new_nonce())
+    kept = staged_quarantine_key(commit.topic.topic_id, source.number, base)
     try:
         (data,) = environment.objects.ranges(key, [(piece.position, piece.position + piece.size_bytes)])
     except ObjectTruncated:

@@ -28,7 +28,7 @@ from logstore.bucket.manifests import Manifests
 from logstore.bucket.pins import Pins
 from logstore.bucket.producers import Producers
 from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
-from logstore.bucket.rows import Kind, LedgerView, TopicRow
+from logstore.bucket.rows import Kind, LedgerView, TopicRow, view_tail
 from logstore.bucket.sealing import MaintenanceEnvironment, SealRules
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
@@ -60,7 +60,7 @@ from logstore.partition.reading import MAX_TIMESTAMP_QUERY
 from logstore.restore.reads import Reads
 from logstore.topics.definition import TopicChange
 from logstore.topics.looking import PartitionLook
-from logstore.topics.registry import Topic
+from logstore.topics.registry import Topic, unknown_topic
 from logstore.topics.store_settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -213,6 +213,13 @@ class BucketStore(StoreSettings, Reads):
         document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms(), **more}
         self.objects.create(STORE, seal(document, version=FORMAT))
 
+    def make_id(self, seen: Version | None) -> None:
+        """A new one in the place of what was `seen`, or of nothing. Raises ObjectExists, ObjectChanged."""
+        if seen is None:
+            return self._create_id({})
+        document = {"store_id": new_nonce(), "made_ms": self.clock.now_ms()}
+        self.objects.replace(STORE, seal(document, version=FORMAT), seen)
+
     def own_settings(self) -> dict[str, object]:
         """Those of the store as a whole, as they were given."""
         return dict(self._settings)
@@ -292,12 +299,7 @@ class BucketStore(StoreSettings, Reads):
         """As it is now: one request. Raises UnknownTopic."""
         found = self.ledger.refresh().named(name)
         if found is None:
-            import difflib
-
-            names = [topic.name for topic in self.ledger.view.definitions.values()]
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
-            raise UnknownTopic(f"no topic is called {name}", hint=hint)
+            raise unknown_topic(name, [topic.name for topic in self.ledger.view.definitions.values()])
         return found
 
     def known_topic(self, name: str) -> Topic:
@@ -405,10 +407,19 @@ class BucketStore(StoreSettings, Reads):
 
         partition = topic.partition(number)
         directory = f"{self.url}/{topic.id}/{number}"
-        known = self.ledger.view.topic(topic.id) if end_offset else ()
+        seen = self.ledger.view
+        known = seen.topic(topic.id) if end_offset else ()
         if not known or known[-1].kind is Kind.ENDED or known[-1].end_offsets[number : number + 1] < (end_offset,):
             known = ()
-        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows, known)
+        return PartitionSource(
+            partition,
+            number,
+            directory,
+            self.manifests.reading(topic.id, number),
+            rows,
+            known,
+            is_stable=not seen.unstable.get(topic.id),
+        )
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> BucketReader:
         """A reader of the partition; one a thread. With an `end_offset`, which was seen, it may see nothing newer.
@@ -418,11 +429,19 @@ class BucketStore(StoreSettings, Reads):
         topic = self.topic(topic) if isinstance(topic, str) else topic
         return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
 
+    def is_in_tail(self, topic: Topic, number: int, offset: int) -> bool:
+        view = self.ledger.view
+        return not view.unstable.get(topic.id) and view_tail(view.topic(topic.id), number, offset) is not None
+
     @contextlib.contextmanager
-    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> Iterator[BucketReader]:
+    def snapshot(
+        self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
+    ) -> Iterator[BucketReader]:
         """A reader of exactly the objects that are named now, under a pin."""
         with self.pins.held():
-            yield self.reader(topic, number, end_offset=end_offset).frozen()
+            reader = self.reader(topic, number, end_offset=end_offset).frozen()
+            with reader.copied(*again) if again is not None else contextlib.nullcontext(reader) as found:
+                yield found
 
     def partition_state(self, topic: Topic, number: int) -> PartitionState:
         """What is listed, as the rooms above know it from a directory. Raises UnknownTopic, LedgerError."""

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from logstore.errors import (
@@ -36,7 +36,7 @@ from logstore.objects.objects import Bytes, Head, Version, check_key
 from logstore.objects.profiles import profile_credentials, profile_region
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ObjectStore, S3Store
 
 _T = TypeVar("_T")
 
@@ -59,6 +59,8 @@ _PLAIN_OPTIONS = (
 )
 #: what is larger is asked for by ranges
 GET_BYTES_MAX = DEFAULT_LIMITS.side_file_bytes
+#: variables of the environment in which the library looks for an endpoint
+_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 _PART_BYTES = 8 * MIB
 _PARTS_AT_ONCE = 4
 _REQUEST_S = 60
@@ -191,6 +193,20 @@ class RemoteObjects:
             # Azure knows no key to begin behind.
             yield from sorted((head for head in heads if head.key > after), key=lambda head: head.key)
 
+    @property
+    def has_proxy(self) -> bool:
+        return any(name.lower().endswith("proxy_url") for name in {**self._options, **os.environ})
+
+    def signed_put(self, key: str, valid: timedelta) -> str:
+        """A URL by which anybody may put that object: a secret."""
+
+        def sign(store: ObjectStore) -> str:
+            import obstore
+
+            return obstore.sign(cast("S3Store", store), "PUT", key, valid)
+
+        return self._ask("sign", check_key(key), sign, writes=False)
+
     def _write(self, action: str, key: str, request: Callable[[ObjectStore], Version]) -> Version:
         return self._ask(action, check_key(key), request, writes=True)
 
@@ -218,6 +234,7 @@ class RemoteObjects:
                 f"{self.url} is object storage, and the package obstore is not installed",
                 hint="Run: pip install 'duramen[s3]'",
             ) from None
+        _check_endpoint(self._options)
         client: dict[str, Any] = {"timeout": timedelta(seconds=_REQUEST_S)}
         client |= {name: value for name, value in self._options.items() if name in _CLIENT_OPTIONS}
         # Client options of the environment count only where none are given.
@@ -237,22 +254,24 @@ class RemoteObjects:
             # Retries are ours: the library's own would hide whether an earlier attempt was applied.
             return from_url(self.url, config=config, client_options=client, retry_config={"max_retries": 0}, **more)  # type: ignore[call-overload,no-any-return]
         except (BaseError, ValueError) as error:
-            raise InvalidConfig(
-                f"{self.url} cannot be opened: {_plain(str(error), self._options)}",
-                hint="Look at the URL and the storage options; names are those of obstore, such as region and endpoint",
-            ) from None
+            said = _plain(str(error), self._options)
+            hint = "Look at the URL and the storage options; names are those of obstore, such as region and endpoint"
+            if "Account must be specified" in said:
+                hint = "Name the account: the storage option account_name, or AZURE_STORAGE_ACCOUNT_NAME"
+            raise InvalidConfig(f"{self.url} cannot be opened: {said}", hint=hint) from None
 
     def _translated(self, error: Exception, action: str, key: str, *, writes: bool) -> DuramenError:
         text = str(error)
         found = _STATUS.search(text)
         status, code = int(found[1]) if found else None, _code(text)
         kind = type(error).__name__
+        kind = "no connection" if kind == "GenericError" and _NOT_SENT.search(text) else kind
         said = f"{status or kind}{' ' + code if code else ''}"
         place = f"{self.url}/{key}"
         if _METADATA.search(text) and (status is None or 400 <= status < 429):
             return AccessDenied(
                 f"{action} was not sent: no credentials were found",
-                hint="Give them by the environment (AWS_ACCESS_KEY_ID), the machine's role or storage options",
+                hint=f"Give them by the environment ({self._variable()}), the machine's role or storage options",
             )
         if "HTTP error: builder error" in text:
             return InvalidConfig(
@@ -287,6 +306,11 @@ class RemoteObjects:
             hint="It may have been applied" if sent else None,
         )
 
+    def _variable(self) -> str:
+        """Where the cloud's own tools look for credentials first."""
+        names = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
+        return names.get(self.url[:2], "AZURE_STORAGE_ACCOUNT_KEY")
+
     def _rights_hint(self) -> str:
         if self._withheld:
             return (
@@ -305,9 +329,23 @@ def _checked(url: str) -> str:
         raise InvalidConfig(
             "the URL of a store is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, without "
             "credentials or parameters",
-            hint="Give credentials by the environment or as storage options",
+            hint="Give credentials, region, endpoint and account by the environment or as storage options",
         )
-    return url.rstrip("/")
+    return parts.scheme + url[len(parts.scheme) :].rstrip("/")
+
+
+def _check_endpoint(options: Mapping[str, str]) -> None:
+    """The library ends the process's thread over an address that is none. Raises InvalidConfig."""
+    given = {**{name: os.environ.get(name, "") for name in _ENDPOINTS}, **options}
+    for name, value in given.items():
+        if "endpoint" in name.lower() and "://" not in str(value) and value and not _is_flag(value):
+            raise InvalidConfig(
+                f"{name} is {value!r}, which is no URL", hint="An endpoint is http://HOST:PORT or https://HOST"
+            )
+
+
+def _is_flag(value: str) -> bool:
+    return str(value).lower() in ("true", "false")
 
 
 def plain_options(options: Mapping[str, str]) -> dict[str, str]:

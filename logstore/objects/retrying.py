@@ -7,6 +7,7 @@ What is still open at the deadline is said in the error (`may_be_applied`), neve
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import Counter
@@ -37,6 +38,10 @@ _PASSING = (ObjectStoreThrottled, ObjectStoreUnavailable, RequestConflict)
 _REFUSED = (AccessDenied, InvalidConfig, UnknownBucket)
 #: a cut answer is tried again this often before it is taken for a short object
 _SHORT_TRIES = 3
+#: a call that waits longer than this says so, once
+_QUIET_S = 5.0
+
+_log = logging.getLogger("duramen.objects")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,9 @@ class _Call:
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._ends = patience.monotonic() + patience.deadline_s
+        self._began = patience.monotonic()
+        self._ends = self._began + patience.deadline_s
+        self._told = False
         self._wait_s = patience.first_wait_s
         #: an attempt of this call may have been applied, or may be applied later
         self.in_doubt = False
@@ -66,9 +73,13 @@ class _Call:
         """Let some time go by before the next attempt. Raises `reason` when there is none left."""
         self.in_doubt = self.in_doubt or reason.may_be_applied
         wait_s = self._wait_s * (0.5 + 0.5 * self._patience.jitter())
-        if self._patience.monotonic() + wait_s > self._ends:
+        now = self._patience.monotonic()
+        if now + wait_s > self._ends:
             reason.may_be_applied = self.in_doubt
             raise reason
+        if now - self._began > _QUIET_S and not self._told:
+            self._told = True
+            _log.warning("%s; trying again for up to %d s", reason, self._ends - now)
         self._patience.sleep(wait_s)
         self._wait_s = min(2 * self._wait_s, self._patience.wait_s_max)
 

@@ -133,6 +133,13 @@ def reasons(documents: Iterable[bytes]) -> tuple[Loss, ...]:
     return found
 
 
+def tombstones_beyond_reasons(fs: FileSystem, directory: str) -> int:
+    """A count of dropped tombstones that no reason has: how many were dropped since is not known."""
+    documents = (read_reason(fs, folder) for folder in folders(fs, directory))
+    noted = (None if data is None else dropped_tombstones(data) for data in documents)
+    return max((count + 1 for count in noted if count is not None), default=0)
+
+
 def dropped_tombstones(document: bytes) -> int | None:
     """The partition's count at the time of the reason; None where it does not say."""
     try:

@@ -15,6 +15,7 @@ from logstore.directory.state import Loss, PartitionState
 from logstore.files import FileSystem
 from logstore.limits import INT64_MAX, Limits
 from logstore.partition.damage import FileScan
+from logstore.partition.losses import Range
 from logstore.partition.quarantine import QuarantinedRegion
 
 
@@ -85,6 +86,8 @@ class Salvage:
     #: earlier losses that were not recorded
     earlier_losses: list[Loss] = field(default_factory=list)
     refilled: list[tuple[str, int, int]] = field(default_factory=list)  # source, from, to
+    #: written down as lost, but the log has them: a recovery was killed, or the list was, that knew they are back
+    found_again: list[Range] = field(default_factory=list)
     quarantine: list[QuarantinedRegion] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)  # files that are not segments, set aside as they are
     begin_at: int | None = None  # an empty segment here, after the loss at the end
@@ -99,7 +102,8 @@ class Salvage:
 
     @property
     def changes(self) -> bool:
-        return bool(self.rewritten or self.strays or self.begin_at is not None or self.losses or self.relisted)
+        changed = self.rewritten or self.strays or self.losses or self.found_again
+        return bool(changed or self.begin_at is not None or self.relisted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class _Planner:
         for base in unlisted:
             self._set_aside(base, "a segment that the list does not have")
         self._find_losses()
+        self._find_again()
         if self._found:
             self._look_below()
         self._refill()
@@ -328,11 +329,41 @@ class _Planner:
         elif size_bytes:
             self._plan.damages.append(Damage(path, position, size_bytes, reason))
 
+    def _find_again(self) -> None:
+        """Earlier losses that the log has: whoever put them back was killed before the list said so, or it was lost.
+
+        A batch that was put back lies within its loss. One that reaches across was made by a compaction that merged.
+        """
+        for loss in self._given.losses:
+            low, high = max(loss.base_offset, self._start), loss.end_offset
+            there: list[Range] = []
+            for piece in (piece for segment in self._plan.segments for piece in segment.pieces):
+                if piece.first_offset < high and low < piece.end_offset:
+                    there += self._batches_within(piece, low, high)
+            for begin, end in subtract([(low, high)], subtract([(low, high)], there)):
+                self._plan.found_again.append((begin, end))
+                self._plan.notes.append(f"offsets {begin} to {end} were written down as lost, and are there")
+
+    def _batches_within(self, piece: Piece, low: int, high: int) -> list[Range]:
+        found: list[Range] = []
+        file = self._fs.open(piece.path)
+        try:
+            position = piece.position
+            while (header := read_header(file, position, piece.end)) is not None and header.begin_offset < high:
+                begin = max(header.begin_offset, self._start)  # a log start may lie inside a batch
+                if low <= begin and header.next_offset <= high and begin < header.next_offset:
+                    found.append((begin, header.next_offset))
+                position = header.end_position
+        finally:
+            file.close()
+        return found
+
     # --- what can be put back -----------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
         """Batches that are missing where they belong, and are found elsewhere."""
         missing = [(each.base_offset, each.end_offset) for each in [*self._found, *self._given.losses]]
+        missing = subtract(missing, self._plan.found_again)
         for piece in sorted(self._strays, key=lambda piece: piece.first_offset):
             missing = self._put_back(piece, missing, "misplaced files")
         gaps = subtract(self._gap_ranges(), missing) if self._gaps else []

@@ -19,7 +19,7 @@ from logstore.errors import DamageError
 from logstore.files import FileSystem
 from logstore.limits import RELATIVE_OFFSET_MAX, Limits
 from logstore.partition.losses import merged, without
-from logstore.partition.quarantine import QuarantinedRegion, quarantine
+from logstore.partition.quarantine import QuarantinedRegion, quarantine, tombstones_beyond_reasons
 from logstore.partition.salvage import Partition, Piece, Salvage, SegmentSalvage
 from logstore.records.native import address_of, kernels
 from logstore.segment.batches import Chunk, read_batches
@@ -40,10 +40,7 @@ def carry_out(partition: Partition, plan: Salvage, state_path: str) -> tuple[Par
     state = partition.state or _rebuilt_state(partition, plan)
     # Damaged bytes are safe in quarantine before anything loses its name.
     aside = _set_aside(partition, plan, state)
-    losses = merged(
-        without(state.losses, [(low, high) for _, low, high in plan.refilled]),
-        [*plan.losses, *plan.earlier_losses],
-    )
+    losses = merged(state.losses, [*plan.losses, *plan.earlier_losses])
     first_dirty = min([state.first_dirty_offset, *(low for _, low, _ in plan.refilled)])
     state = replace(state, losses=losses, first_dirty_offset=first_dirty, closed=False)
     made: dict[int, SegmentEntry] = {}
@@ -54,8 +51,16 @@ def carry_out(partition: Partition, plan: Salvage, state_path: str) -> tuple[Par
         made[plan.begin_at] = _write_segment(partition, plan.begin_at, ())
     if made:
         _swap(partition, state_path, state, made)
-    segments = _listed(partition, state, plan, made)
-    done = replace(state, generation=state.generation + 2, segments=segments, swap=None, next_horizon_ms=None)
+    # A loss that was made good leaves the list when that cannot be undone any more.
+    losses = without(losses, [*((low, high) for _, low, high in plan.refilled), *plan.found_again])
+    done = replace(
+        state,
+        generation=state.generation + 2,
+        segments=_listed(partition, state, plan, made),
+        losses=losses,
+        swap=None,
+        next_horizon_ms=None,
+    )
     write_state(fs, state_path, done)
     for path in plan.strays:
         for kind in SEGMENT_KINDS:
@@ -70,7 +75,10 @@ def _rebuilt_state(partition: Partition, plan: Salvage) -> PartitionState:
     # Compaction never touches the last segment.
     last_base = max((segment.base_offset for segment in plan.segments), default=0)
     return PartitionState(
-        log_start_offset=plan.log_start_offset, losses=partition.known_losses, thinned_offset=last_base
+        log_start_offset=plan.log_start_offset,
+        dropped_tombstones=tombstones_beyond_reasons(partition.fs, partition.directory),
+        losses=partition.known_losses,
+        thinned_offset=last_base,
     )
 
 

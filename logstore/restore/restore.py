@@ -9,7 +9,10 @@ it in between is noticed when it is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +25,7 @@ from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, S
 from logstore.limits import INT64_MIN
 from logstore.partition.latest import DEFAULT_MEMORY_BYTES, Wanted, latest_records
 from logstore.partition.losses import clipped, lost_offsets
+from logstore.partition.reader import PartitionReader
 from logstore.partition.reading import LogView
 from logstore.records.arrow import to_arrow
 from logstore.records.columns import DecodedColumns
@@ -207,6 +211,46 @@ def _checked(topic: Topic, given: Mapping[int, int], latest: tuple[int, ...], na
     return [given[number] for number in range(topic.partitions)]
 
 
+class Begun:
+    """A snapshot of a planned partition, begun before its `with`: what it reads may be on its way by then."""
+
+    def __init__(self, store: ReadableStore, plan: RestorePlan, number: int) -> None:
+        offsets = plan.start_offsets[number], plan.end_offsets[number]
+        snapshot = store.snapshot(_topic(store, plan), number, end_offset=offsets[1], again=offsets)
+        self._ended = ExitStack()
+        self._reader = self._ended.enter_context(snapshot)
+
+    def __enter__(self) -> PartitionReader:
+        return self._reader
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.__exit__(kind, error, trace)
+
+
+def _topic(store: ReadableStore, plan: RestorePlan) -> Topic:
+    topic = store.known_topic(plan.topic)
+    if topic.id != plan.topic_id:
+        raise UnknownTopic(f"topic {plan.topic} was deleted and created again", hint="Plan the restore again")
+    return topic
+
+
+def _in_turn(store: ReadableStore, plan: RestorePlan, **how: Any) -> Iterator[tuple[int, DecodedColumns]]:
+    """What `restore_partition` gives, of all partitions; each is begun before the one in front of it is read."""
+    begun = [Begun(store, plan, 0)]
+    try:
+        for number in range(plan.partitions):
+            if number + 1 < plan.partitions:
+                begun.append(Begun(store, plan, number + 1))
+            for columns in restore_partition(store, plan, number, begun=begun[0], **how):
+                yield number, columns
+            del begun[0]
+    finally:
+        for each in begun:
+            each.__exit__(None, None, None)
+
+
 def restore_partition(
     store: ReadableStore,
     plan: RestorePlan,
@@ -216,15 +260,15 @@ def restore_partition(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     headers: bool = False,
     progress: Callable[[int], None] = lambda offsets: None,
+    begun: Begun | None = None,
 ) -> Iterator[DecodedColumns]:
     """The latest record of each key of one partition, as planned. `progress` is called with the offsets of each pass.
 
+    The first attempt reads what was `begun`, where that is given.
     Raises UnknownTopic when the topic was re-created since, HistoryCompacted when compaction has overtaken the plan,
     SegmentsChanged when objects that it reads were deleted meanwhile.
     """
-    topic = store.known_topic(plan.topic)
-    if topic.id != plan.topic_id:
-        raise UnknownTopic(f"topic {plan.topic} was deleted and created again", hint="Plan the restore again")
+    topic = _topic(store, plan)
     end = plan.end_offsets[number]
     planned_tombstones = plan.dropped_tombstones[number]
 
@@ -240,8 +284,9 @@ def restore_partition(
 
     for tries_left in reversed(range(_TRIES_MAX)):
         delivered = False
+        first, begun = begun, None
         try:
-            with store.snapshot(topic, number, end_offset=end) as reader:
+            with first or Begun(store, plan, number) as reader:
                 for columns in latest_records(
                     reader,
                     plan.start_offsets[number],
@@ -299,20 +344,15 @@ def restore(
     """
     done = _Done(progress, plan.offsets, passes=2 if plan.by_partition else 4)
     newest = None if plan.by_partition else _newest(store, plan, memory_bytes, done.add)
-    for number in range(plan.partitions):
-        for columns in restore_partition(
-            store, plan, number, tombstones=tombstones, memory_bytes=memory_bytes, progress=done.add
-        ):
-            batch = restored_batch(columns, number)
-            if newest is None:
-                yield batch
-                continue
-            keys = batch.column("key").to_pylist()
-            own = [
-                newest[key][2:] == (number, offset) for key, offset in zip(keys, columns.offsets.tolist(), strict=True)
-            ]
-            if any(own):
-                yield batch.filter(pa.array(own))
+    for number, columns in _in_turn(store, plan, tombstones=tombstones, memory_bytes=memory_bytes, progress=done.add):
+        batch = restored_batch(columns, number)
+        if newest is None:
+            yield batch
+            continue
+        keys = batch.column("key").to_pylist()
+        own = [newest[key][2:] == (number, offset) for key, offset in zip(keys, columns.offsets.tolist(), strict=True)]
+        if any(own):
+            yield batch.filter(pa.array(own))
     done.all()
 
 
@@ -347,23 +387,17 @@ def _newest(
     goes to the higher partition, here as everywhere.
     """
     newest: dict[bytes, tuple[int, ...]] = {}
-    for number in range(plan.partitions):
-        for columns in restore_partition(
-            store,
-            plan,
-            number,
-            tombstones=True,
-            memory_bytes=memory_bytes,
-            headers=plan.order.needs_headers,
-            progress=progress,
-        ):
-            keys = restored_batch(columns, number).column("key").to_pylist()
-            times, offsets = columns.timestamps_ms.tolist(), columns.offsets.tolist()
-            versions = versions_of(columns, plan.order).tolist()
-            for key, version, timestamp_ms, offset in zip(keys, versions, times, offsets, strict=True):
-                place = (version, timestamp_ms, number, offset)
-                if place > newest.get(key, _OLDEST):
-                    newest[key] = place
+    headers = plan.order.needs_headers
+    for number, columns in _in_turn(
+        store, plan, tombstones=True, memory_bytes=memory_bytes, headers=headers, progress=progress
+    ):
+        keys = restored_batch(columns, number).column("key").to_pylist()
+        times, offsets = columns.timestamps_ms.tolist(), columns.offsets.tolist()
+        versions = versions_of(columns, plan.order).tolist()
+        for key, version, timestamp_ms, offset in zip(keys, versions, times, offsets, strict=True):
+            place = (version, timestamp_ms, number, offset)
+            if place > newest.get(key, _OLDEST):
+                newest[key] = place
     return newest
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from logstore.directory.ends import TopicEnds
 from logstore.errors import StrayDirectory, TopicExists
-from logstore.topics.definition import TopicChange, altered_topic, new_topic
+from logstore.topics.definition import TopicChange, altered_topic, is_change, new_topic
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import check_place, place_partitions
 from logstore.topics.registry import Topic
@@ -40,10 +40,15 @@ def create_topic(
 
 
 def alter_topic(store: OpenStore, name: str, change: TopicChange, *, dry_run: bool) -> Topic:
-    """The changed topic. Raises UnknownTopic, UnknownConfig, InvalidConfig."""
+    """The changed topic, or the topic as it is where nothing changes.
+
+    Raises UnknownTopic, UnknownConfig, InvalidConfig.
+    """
     with store.locks.lease(store.registry.read(name).id, what=f"alter {name}"):
         topic = store.registry.read(name)
         altered = altered_topic(store, topic, change)
+        if not is_change(topic, altered):
+            return topic
         if change.partitions is not None:
             check_place(store, altered, topic.partitions, clear=False)
         if not dry_run:

@@ -77,6 +77,11 @@ def altered_topic(store: HoldsTopics, topic: Topic, change: TopicChange) -> Topi
     )
 
 
+def is_change(topic: Topic, altered: Topic) -> bool:
+    """Whether anything but the version differs; a change that changes nothing is not written."""
+    return replace(altered, config_version=topic.config_version) != topic
+
+
 def _check_within_limits(store: HoldsTopics, configs: Mapping[str, object]) -> None:
     """Refuse a setting that promises more than can be read back; one that came from elsewhere is capped."""
     most = store.limits.written_batch_bytes

@@ -80,8 +80,14 @@ class ReadableStore(Protocol):
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
 
-    def snapshot(self, topic: Topic, number: int, *, end_offset: int = 0) -> AbstractContextManager[PartitionReader]:
+    def is_in_tail(self, topic: Topic, number: int, offset: int) -> bool:
+        """Whether it is known, without a request, that records from `offset` on are new and none was deleted."""
+
+    def snapshot(
+        self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None
+    ) -> AbstractContextManager[PartitionReader]:
         """A reader for what must be read whole: while it is open, what it found at its first look stays.
 
+        `again` are the offsets, from the first to before the second, that are read more than once from end to end.
         Where it does not (a reader that slept for too long), FileNotFoundError or SegmentsChanged: begin again.
         """

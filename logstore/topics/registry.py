@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from logstore.config import resolve_topic
@@ -86,6 +86,15 @@ def spelled(configs: Mapping[str, object]) -> dict[str, str]:
     return {name: format_value(resolved[name].value) for name in TOPIC_SETTINGS if name in configs}
 
 
+def unknown_topic(name: str, names: Sequence[str]) -> UnknownTopic:
+    """The error for a name that is none of `names`."""
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
+    return UnknownTopic(f"no topic is called {name}", hint=hint)
+
+
 class TopicRegistry:
     def __init__(self, fs: FileSystem, layout: Layout) -> None:
         self._fs = fs
@@ -107,15 +116,8 @@ class TopicRegistry:
         try:
             data = read_sealed_bytes(self._fs, path, limit=TOPIC_FILE_BYTES_MAX)
         except FileNotFoundError:
-            raise self._unknown(name) from None
+            raise unknown_topic(name, self.names()) from None
         return self._parsed.of(path, data, lambda data: _topic(name, unseal(data, version=VERSION, file=path), path))
-
-    def _unknown(self, name: str) -> UnknownTopic:
-        import difflib
-
-        near = difflib.get_close_matches(name, self.names(), n=1)
-        hint = f"Did you mean {near[0]}?" if near else "`duramen topics list` shows what is there."
-        return UnknownTopic(f"no topic is called {name}", hint=hint)
 
     def create(self, topic: Topic) -> None:
         """Make the topic exist, durably. Raises TopicExists."""

@@ -118,7 +118,7 @@ def check_topic_ids(topics: list[Topic], topic_ids: Mapping[str, str]) -> None:
 def check_target(store: Exportable, directory: str, topics: list[Topic]) -> None:
     """Raises ExportRefused when an export would harm what is in the directory."""
     fs = store.fs
-    if os.path.realpath(directory).startswith(os.path.realpath(store.path) + os.sep):
+    if (os.path.realpath(directory) + os.sep).startswith(os.path.realpath(store.path) + os.sep):
         raise ExportRefused("the target lies inside the store", file=directory, hint="Give a directory elsewhere.")
     if not fs.exists(directory):
         return
@@ -126,7 +126,9 @@ def check_target(store: Exportable, directory: str, topics: list[Topic]) -> None
         raise ExportRefused("the target is not a directory", file=directory, hint="Give a new directory.")
     names = fs.listdir(directory)
     if BROKER_GUARD in names:
-        raise ExportRefused("these are the logs of a live store", file=directory)
+        raise ExportRefused("these are the logs of a live store", file=directory, hint="Give a directory elsewhere.")
+    if {"version", "topics", "state"} <= {*names}:
+        raise ExportRefused("the target is another store", file=directory, hint="Give a directory elsewhere.")
     for name in names:
         if name.startswith(_DRAFT_PREFIX):
             raise ExportRefused("an export was interrupted here", file=os.path.join(directory, name), hint="Remove it.")

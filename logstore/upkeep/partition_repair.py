@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 
 from logstore.directory.checkpoint import read_offset_checkpoint, write_partition_metadata
 from logstore.directory.state import PartitionState, read_state, write_state
 from logstore.directory.trees import is_directory
 from logstore.errors import CorruptCheckpoint, CorruptState
 from logstore.partition.leader_epochs import LeaderEpochs
-from logstore.partition.quarantine import folders, read_reason, reasons
+from logstore.partition.quarantine import folders, read_reason, reasons, tombstones_beyond_reasons
 from logstore.partition.salvage import Partition
 from logstore.partition.salvage_planning import has_wrong_list
 from logstore.segment.names import (
@@ -154,6 +155,11 @@ def _repair_state(
         if not dry_run:
             set_aside_file(store, path)
         state = None
+    if state is not None and (made_again := without_older_list(store, topic, partition, state)) is not None:
+        done.append("the segment list is older than the log, and is made again from the directory")
+        if not dry_run:
+            write_state(store.fs, path, made_again)
+        return made_again
     is_there = store.fs.exists(store.layout.partition(partition))
     if state is not None or not (is_there or end_offset):
         return state  # it is there, or the partition was never written
@@ -183,8 +189,37 @@ def rebuilt_state(store: OpenStore, topic: Topic, partition: TopicPartition, end
     return PartitionState(
         log_start_offset=log_start,
         first_dirty_offset=first_dirty,
+        dropped_tombstones=tombstones_beyond_reasons(store.fs, directory),
         thinned_offset=max(first_dirty, last_base),
         losses=reasons(data for data in noted if data is not None),
+    )
+
+
+def without_older_list(
+    store: OpenStore, topic: Topic, partition: TopicPartition, state: PartitionState
+) -> PartitionState | None:
+    """The state without its segments where they are those of an older copy, as one made of a store in use; else None.
+
+    A segment is listed, for good, before anything in it is published.
+    """
+    directory = store.layout.partition(partition)
+    try:
+        published = store.ends(topic).high_watermarks[partition.partition]
+    except CorruptState:
+        return None
+    if not state.segments or state.swap is not None or not store.fs.exists(directory):
+        return None
+    last_base = max(segments_at(store.fs, directory), default=0)
+    if not state.segments[-1].base_offset < last_base < published:
+        return None
+    return replace(
+        state,
+        generation=state.generation + 1,
+        segments=(),
+        thinned_offset=max(state.thinned_offset, last_base),  # it may have been compacted since, all but its end
+        dropped_tombstones=max(state.dropped_tombstones + 1, tombstones_beyond_reasons(store.fs, directory)),
+        closed=False,
+        next_horizon_ms=None,
     )
 
 

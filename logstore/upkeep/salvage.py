@@ -26,7 +26,7 @@ from logstore.records.table import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from logstore.topics.opened import OpenStore
 from logstore.topics.placing import EMPTY
 from logstore.topics.registry import Topic
-from logstore.upkeep.partition_repair import rebuilt_state
+from logstore.upkeep.partition_repair import rebuilt_state, without_older_list
 
 if TYPE_CHECKING:
     from logstore.ledger import CommitRow
@@ -118,7 +118,10 @@ def _partition(
     if has_wrong_list(found):
         notes.append("state file rebuilt: its segment list is not this partition's")
         found = replace(found, state=None)
-    if found.state is None and dry_run:  # as a repair would leave it
+    if found.state is not None and dry_run:  # as a repair would leave it
+        older = without_older_list(store, topic, topic.partition(number), found.state)
+        return found if older is None else replace(found, state=older)
+    if found.state is None and dry_run:
         end_offset = known.decided[number]
         state = rebuilt_state(store, topic, topic.partition(number), end_offset)
         if end_offset and not store.fs.exists(directory):

@@ -17,6 +17,7 @@ from logstore.commit.plan import TopicPlan, read_plan
 from logstore.directory.ends import VERSION as ENDS_VERSION
 from logstore.directory.sealed import read_sealed, whole_numbers
 from logstore.errors import CorruptState, DuramenError
+from logstore.segment.names import PARTITION_METADATA
 from logstore.setting import format_value
 from logstore.topic import new_topic_id
 from logstore.topics.opened import OpenStore
@@ -134,11 +135,13 @@ def _definition(
     if store.fs.exists(store.layout.topic(name)) and evidence.damaged_file is None:
         notes.append("there is a topic of that name; the directories are beyond its partitions, and left")
         return None
-    taken = next((each for each in evidence.carried if each in living), None)
-    if taken is not None:
-        notes.append(f"the directories carry the id of topic {living[taken]}; they are left where they are")
-        return None
     copy = _chosen_copy(evidence, copies)
+    taken = [each for each in evidence.carried if each in living]
+    if taken and len(taken) == len(evidence.carried) and copy is None:
+        notes.append(f"the directories carry the id of topic {living[taken[0]]}; they are left where they are")
+        return None
+    for each in taken:  # its partition.metadata is in the wrong place
+        del evidence.carried[each]
     if copy is not None:
         notes.append("brought back from the copy beside its state")
         topic_id = copy.id
@@ -148,7 +151,8 @@ def _definition(
     if not partitions:
         notes.append("nothing is left that says how many partitions it had")
         return None
-    topic = copy or Topic(name, topic_id, partitions, {}, 1, store.clock.now_ms(), settings_unknown=True)
+    created_ms = _created_ms(store, evidence, topic_id)
+    topic = copy or Topic(name, topic_id, partitions, {}, 1, created_ms, settings_unknown=True)
     if copy is None:
         topic = _with_settings(store, topic, plans.get(topic_id), notes)
     if configs:
@@ -159,6 +163,16 @@ def _definition(
             f"`duramen topics alter {name}` gives them"
         )
     return replace(topic, partitions=max(partitions, topic.partitions), config_version=topic.config_version + 1)
+
+
+def _created_ms(store: OpenStore, evidence: _Evidence, topic_id: str) -> int:
+    """When its first directory was made. What is older, Kafka's checkpoints say, may speak of another topic."""
+    paths = [
+        os.path.join(directory, PARTITION_METADATA)
+        for directory in evidence.directories.values()
+        if topic_id_at(store.fs, directory, limits=store.limits) == topic_id
+    ]
+    return min((store.fs.stat(path).mtime_ms for path in paths), default=store.clock.now_ms())
 
 
 def _chosen_copy(evidence: _Evidence, copies: list[Topic]) -> Topic | None:

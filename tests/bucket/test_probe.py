@@ -7,8 +7,10 @@ import uuid
 import pytest
 
 from bucket.faulty import Fault, FaultyObjects
+from bucket.proxy import proxy_of
 from bucket.servers import Conditions, Server, chosen, small_server
 from logstore.errors import ObjectStoreUnavailable, UnsuitableObjectStore
+from logstore.objects import probe as probing
 from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
 from logstore.objects.probe import probe_objects
@@ -45,13 +47,37 @@ def test_a_small_server_with_sound_conditions_passes() -> None:
         (Conditions(ignores=("If-None-Match",)), "ignores If-None-Match"),
         (Conditions(ignores=("If-Match",)), "replaces an object that is not there|ignores If-Match"),
         (Conditions(ignores=("If-Match", "If-None-Match")), "replaces|ignores"),
-        (Conditions(gap_s=0.02), "of 6 conditional writes"),
-        (Conditions(gap_s=0.001), "of 6 conditional writes"),
+        (Conditions(gap_s=0.02), "of 2 conditional writes"),
+        (Conditions(gap_s=0.001), "of 2 conditional writes"),
     ],
 )
 def test_an_endpoint_whose_conditions_do_not_hold_is_refused(conditions: Conditions, fault: str) -> None:
     with small_server(conditions) as server, pytest.raises(UnsuitableObjectStore, match=fault):
         probe(server)
+
+
+def test_a_server_that_looks_before_it_has_the_object_is_refused_without_luck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "_race", lambda *_: None)
+    with small_server(Conditions(looks_early=True)) as server:
+        for _ in range(10):
+            with pytest.raises(UnsuitableObjectStore, match="before it has all of the object"):
+                probe(server)
+
+
+def test_a_write_that_cannot_be_held_back_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signature of this kind is refused, and nothing listens where the URL leads."""
+    with small_server(Conditions(refuses_signed_urls=True)) as server:
+        probe(server)
+        monkeypatch.setattr(RemoteObjects, "signed_put", lambda *_: "http://127.0.0.1:1/key?signed")
+        probe(server)
+
+
+def test_it_takes_few_requests_of_a_server(versitygw: Server) -> None:
+    """Writes that are held back are among them."""
+    with proxy_of(versitygw) as proxy:
+        probe(proxy.server)
+        assert any("X-Amz-Signature" in path for _, path in proxy.seen)
+        assert len(proxy.seen) <= 80
 
 
 def test_an_endpoint_that_returns_old_objects_is_refused() -> None:

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from bucket.servers import ACCESS_KEY, SECRET_KEY, Server, free_port
+from bucket.servers import ACCESS_KEY, SECRET_KEY, Server
 from logstore import errors
 from logstore.errors import DuramenError
 from logstore.objects import remote as remote_module
 from logstore.objects.objects import Version
 from logstore.objects.opening import open_objects
 from logstore.objects.remote import RemoteObjects
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +67,7 @@ def test_a_forked_child_is_refused_where_it_would_hang(remote: RemoteObjects) ->
     child = context.Process(target=_get_in_child, args=(remote, answers))
     child.start()
     try:
-        said = answers.get(timeout=30)
+        said = answers.get(timeout=100)
     finally:
         child.kill()
         child.join()

@@ -198,3 +198,18 @@ def test_errors_of_object_storage_keep_what_they_know_across_processes() -> None
     error = pickle.loads(pickle.dumps(ObjectStoreUnavailable("lost", may_be_applied=True, file="k")))
     assert isinstance(error, ObjectStoreError)
     assert (error.may_be_applied, error.file) == (True, "k")
+
+
+def test_a_long_wait_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    objects, _, memory = over(dict.fromkeys(range(8), Fault.BUSY))
+    memory.create("k", b"there")
+    assert objects.get("k")[0] == b"there"
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "duramen.objects"]
+    assert "trying again for up to" in told
+
+
+def test_a_short_wait_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    objects, _, memory = over({0: Fault.BUSY})
+    memory.create("k", b"there")
+    assert objects.get("k")[0] == b"there"
+    assert not caplog.records

@@ -55,7 +55,7 @@ def values(store: BucketStore, topic: str = "orders") -> list[bytes | None]:
     return [r.value for number in range(found.partitions) for r in store.reader(topic, number).records(0)]
 
 
-def batch_of(store: BucketStore, tasks: dict[str, list[list[Record]]]) -> Any:
+def batch_of(store: BucketStore, tasks: dict[str, list[list[Record]]], now_ms: int = NOW_MS) -> Any:
     """An encode step: of each topic the records of each task."""
     committer = store.committer
 
@@ -63,7 +63,7 @@ def batch_of(store: BucketStore, tasks: dict[str, list[list[Record]]]) -> Any:
         targets = {name: committer.target(name) for name in tasks}
         files = []
         for task in range(max(len(parts) for parts in tasks.values())):
-            writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=NOW_MS)
+            writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=now_ms)
             for name, parts in tasks.items():
                 if task < len(parts):
                     writer.write(targets[name], table_of(parts[task]).to_batches()[0])

@@ -6,11 +6,8 @@ dies with SIGKILL, and starts again on the same ports. A foreign partition direc
 
 from __future__ import annotations
 
-import contextlib
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +15,7 @@ from pathlib import Path
 
 from conformance.build import build
 from conformance.kafka import Kafka
+from ports import free_port
 
 _JVM_OPTIONS = (
     "-Xms128m",
@@ -30,16 +28,6 @@ _JVM_OPTIONS = (
 
 class BrokerError(Exception):
     """The broker did not start or stop; the text has the end of its output."""
-
-
-def _free_port() -> int:
-    """A port below the range the kernel hands out by itself, so that nobody gets it before the broker does."""
-    for _ in range(200):
-        port = random.randrange(15_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise BrokerError("no free port on 127.0.0.1")
 
 
 class Broker:
@@ -91,10 +79,10 @@ class Broker:
 
     def _format(self) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        self._port = _free_port()
-        controller = _free_port()
+        self._port = free_port()
+        controller = free_port()
         while controller == self._port:
-            controller = _free_port()
+            controller = free_port()
         properties: dict[str, str | int] = {
             "process.roles": "broker,controller",
             "node.id": 1,

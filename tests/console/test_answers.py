@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from compaction_job.figures import figures_of
 from compaction_job.job import compact
 from compaction_job.sampling import take_samples
 from console.asking import Client
@@ -375,3 +376,25 @@ def test_a_store_without_anything_has_empty_pages_and_gets_no_ledger(store: LogS
     for path in ("/store", "/topics", "/explain", "/runs", "/what-if", "/horizons", "/apps", "/commits", "/settings"):
         client.get(path)
     assert not store.has_ledger
+
+
+def test_records_that_nobody_counted_are_a_bound(client: Client, shop: LogStore) -> None:
+    assert client.get("/topics/clicks")["topic"]["records_exact"] is True
+    compact(shop, topics=["orders"], force=True, roll_active=True)
+    topic, now_ms = shop.topic("orders"), shop.clock.now_ms()
+    ends = shop.ends(topic).high_watermarks
+    exact = [
+        each
+        for number in range(topic.partitions)
+        for each in [
+            figures_of(shop, topic, number, config=shop.log_config(topic), now_ms=now_ms, counted=counts, failures={})
+            for counts in ({}, shop.maintenance().counts().get((topic.id, number), {}))
+        ]
+    ]
+    assert [each.records_exact for each in exact] == [False, True] * topic.partitions
+    assert [each.records for each in exact[::2]] == list(ends)
+    assert sum(each.records for each in exact[1::2]) < sum(ends)
+    time.sleep(CACHED_S)
+    found = client.get("/topics/orders")
+    assert found["topic"]["records_exact"] is True
+    assert found["topic"]["records"] == sum(each.records for each in exact[1::2])

@@ -50,13 +50,13 @@ def test_a_thousand_connections_take_few_descriptors_and_threads_and_others_are_
     files, threads = open_files(), threading.active_count()
     with contextlib.ExitStack() as held:
         for number in range(1000):
-            held.enter_context(socket.create_connection(client.address, timeout=20))
+            held.enter_context(socket.create_connection(client.address, timeout=60))
             if number % 250 == 249:
-                is_served(client, "/topics", 20)
+                is_served(client, "/topics", 60)
         # Both ends of a connection are in this process: one of them is ours. A thread ends a moment after its
         # connection.
-        assert comes_true(lambda: open_files() - 1000 - files <= 2 * _CONNECTIONS_MAX + 8, 20)
-        assert comes_true(lambda: threading.active_count() - threads <= 2 * _CONNECTIONS_MAX + 2, 20)
+        assert comes_true(lambda: open_files() - 1000 - files <= 2 * _CONNECTIONS_MAX + 8, 60)
+        assert comes_true(lambda: threading.active_count() - threads <= 2 * _CONNECTIONS_MAX + 2, 60)
     client.get("/store")
 
 
@@ -68,13 +68,14 @@ def test_slow_heads_and_slow_bodies_are_given_up_while_others_are_served(client:
         + b"\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
     )
     with contextlib.ExitStack() as held:
-        slow = [held.enter_context(socket.create_connection(client.address, timeout=20)) for _ in range(100)]
+        slow = [held.enter_context(socket.create_connection(client.address, timeout=60)) for _ in range(100)]
         for number, each in enumerate(slow):
-            each.sendall(post if number % 2 else head)
-        deadline = time.monotonic() + 25  # less than the socket's own timeout
+            with contextlib.suppress(OSError):  # it may have had to make room already
+                each.sendall(post if number % 2 else head)
+        deadline = time.monotonic() + 100
         alive = set(slow)
         while alive and time.monotonic() < deadline:
-            is_served(client, "/token", 20)
+            is_served(client, "/token", 100)
             for each in list(alive):
                 try:
                     each.sendall(b"x")
@@ -109,13 +110,14 @@ def test_heads_and_bodies_that_are_too_large_are_refused(client: Client) -> None
 
 def test_requests_that_are_none_get_an_error_in_the_form_of_all(client: Client) -> None:
     for sent in (b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"G" * 70_000):
-        with socket.create_connection(client.address, timeout=20) as raw:
+        with socket.create_connection(client.address, timeout=60) as raw:
             answer = b""
-            raw.sendall(sent + b"\r\n\r\n")
-            with contextlib.suppress(OSError):  # it may have hung up already
+            with contextlib.suppress(OSError):  # it may have hung up already; what it said before is read
+                raw.sendall(sent + b"\r\n\r\n")
                 raw.shutdown(socket.SHUT_WR)
-            while part := raw.recv(65536):
-                answer += part
+            with contextlib.suppress(ConnectionResetError):
+                while part := raw.recv(65536):
+                    answer += part
         assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")) or not sent.strip(), (sent[:20], answer[:200])
         assert b"Traceback" not in answer
     client.get("/store")

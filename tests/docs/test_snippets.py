@@ -47,6 +47,7 @@ NOT_RUN = {
     ("docs/airflow.md", "plan_shares ->"): "a drawing of the DAG",
     ("docs/airflow.md", "@dag(schedule="): "two ways to write one line; the suite `airflow` runs DAGs by assets",
     ("docs/howto/bucket-policies.md", "export AWS_REGION"): "needs a cluster; tests/cluster/test_bucket.py has one",
+    ("docs/howto/bucket-policies.md", "spark-submit --master spark"): "the same",
     ("docs/howto/bucket-policies.md", "spark-submit --master k8s"): "needs a cluster; the page says so",
     ("docs/howto/bucket-policies.md", "spark-submit --master yarn"): "needs a cluster; the page says so",
     ("docs/howto/bucket-policies.md", "databricks jobs submit"): "needs an account; the page says so",

@@ -11,6 +11,7 @@ import pytest
 
 from bucket.test_arriving import broker_directory
 from logstore.bucket.store import BucketStore
+from logstore.records.record import Record
 
 Command = Callable[..., Any]
 
@@ -35,7 +36,7 @@ def test_a_brokers_topics_come_in_and_go_out_again(duramen: Command, url: str, t
     assert [(each["producer_id"], each["first_offset"]) for each in found] == [(7, 10), (8, 15)]
     for producer_id in (7, 8):
         assert duramen("transactions", "abort", "t", "--partition", 0, "--producer-id", producer_id, "--yes").code == 0
-    assert "0 open transactions" in duramen("transactions", "list").out
+    assert "No open transactions" in duramen("transactions", "list").out
     read = duramen("consume", "t", "--isolation", "read_committed").lines
     assert [each["offset"] for each in read] == [*range(10), *range(20, 30)]
     out = duramen("export", tmp_path / "out", output="json")
@@ -92,4 +93,65 @@ def test_damage_is_told_given_up_when_agreed_and_remembered(duramen: Command, ur
     assert [each["base_offset"] for each in after.json["partitions"][0]["losses"]] == [segment.base_offset]
     assert "lost since" in duramen("verify").out
     assert "lost since" in duramen("describe", "t").out
+    assert duramen("recover").code == 0
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbled"])
+def test_what_says_that_it_is_a_store_is_made_again_when_asked(duramen: Command, url: str, damage: str) -> None:
+    BucketStore(url, create=True).create_topic("t")
+    duramen("config", "--set", "log.segment.bytes=2MB")
+    store = BucketStore(url)
+    store.append("t", [Record(None, b"a"), Record(None, b"b")])
+    store.objects.delete(["duramen.json"])
+    if damage == "garbled":
+        store.objects.put("duramen.json", [b"{}"])
+    refused = duramen("consume", "t")
+    assert refused.code == 1
+    assert "not a store" in refused.err
+    planned = duramen("recover", "--dry-run", output="json")
+    assert planned.code == 3
+    assert "made again with a new id" in planned.json["store"]["actions"][0]
+    assert duramen("recover").code == 2, "nobody is there to ask"
+    assert duramen("consume", "t").code == 1
+    assert duramen("recover", "--yes").code == 3
+    assert [each["value"] for each in duramen("consume", "t").lines] == ["a", "b"]
+    assert duramen("verify", output="json").json["sound"]
+    assert duramen("recover").code == 0
+    kept = [store.objects.get(head.key)[0] for head in store.objects.list("quarantine")]
+    assert kept == ([b"{}"] if damage == "garbled" else [])
+
+
+def test_no_store_is_made_where_there_is_none(duramen: Command, url: str) -> None:
+    draft = BucketStore(url, is_draft=True)
+    draft.objects.put("readme", [b"not ours"])
+    assert duramen("recover", "--yes").code == 1
+    draft.ledger.make()  # one who makes a store, or copies one, died before the summary
+    draft.objects.delete(["ledger/summary"])
+    refused = duramen("recover", "--yes")
+    assert refused.code == 1
+    assert "not a store" in refused.err
+    assert [head.key for head in draft.objects.list("duramen")] == []
+
+
+def test_a_lost_commit_is_given_up_when_agreed_and_the_store_goes_on(duramen: Command, url: str) -> None:
+    store = BucketStore(url, create=True)
+    store.create_topic("t")
+    for value in (b"a", b"b", b"c", b"d"):
+        store.append("t", [Record(None, value)])
+    rows = [row for row in store.ledger.view.rows if row.plan is not None]
+    version = store.ledger.view.version - 1
+    assert rows[2].plan is not None
+    store.objects.delete([f"ledger/commits/_delta_log/{version:020d}.json", "ledger/summary", rows[2].plan.key])
+    planned = duramen("recover", "--dry-run", output="json")
+    assert planned.code == 3
+    assert "lost with its commit: t-0 offsets 2 to 2" in planned.json["store"]["actions"]
+    assert duramen("recover").code == 2, "nobody is there to ask"
+    done = duramen("recover", "--yes", output="json")
+    assert done.code == 3
+    assert [(loss["base_offset"], loss["end_offset"]) for loss in done.json["partitions"][0]["losses"]] == [(2, 3)]
+    assert [each["value"] for each in duramen("consume", "t").lines] == ["a", "b", "d"]
+    BucketStore(url).append("t", [Record(None, b"e")])
+    assert [(each["offset"], each["value"]) for each in duramen("consume", "t").lines][-1] == (4, "e")
+    after = duramen("verify", output="json")
+    assert (after.code, after.json["sound"]) == (0, True)
     assert duramen("recover").code == 0

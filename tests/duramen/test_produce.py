@@ -46,7 +46,7 @@ def test_a_bad_line_behind_a_commit_tells_what_is_appended_and_how_to_go_on(dura
     assert values(duramen) == ["v0", "v1", "v2"]
     lines(tmp_path / "f", 0, 1, 2, 3, 4)
     assert duramen("produce", "t", file, "--from-line", "4").out == (
-        "appended 2 records to t (83 bytes); lines 1 to 3 were skipped\n"
+        "Appended 2 records to t (83 B); lines 1 to 3 were skipped\n"
     )
     assert values(duramen) == ["v0", "v1", "v2", "v3", "v4"]
 
@@ -89,17 +89,24 @@ def test_an_app_id_refuses_another_file(duramen: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_an_interrupt_says_what_is_done(duramen: Any, store_path: Path, output: str) -> None:
+def test_an_interrupt_says_what_is_done(duramen: Any, store_path: Path, tmp_path: Path, output: str) -> None:
     duramen("topics", "create", "t")
     script = (
         # Whoever runs tests in the background may have it ignored.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "import sys; from duramen.commands import produce_lines; produce_lines.ROWS_PER_COMMIT = 3; "
-        "from duramen.cli import run; sys.exit(run(sys.argv[1:]))"
+        "import sys; from duramen.commands import produce, produce_lines; produce_lines.ROWS_PER_COMMIT = 3\n"
+        "class Lines(type(sys.stdin.buffer)):\n"
+        "    def readline(self, *limit):\n"
+        "        self.asked = getattr(self, 'asked', 0) + 1\n"
+        "        if self.asked == 5: open(sys.argv[1], 'x').close()\n"
+        "        return super().readline(*limit)\n"
+        "produce._lines = lambda file: Lines(open(0, 'rb', buffering=0, closefd=False))\n"
+        "from duramen.cli import run; sys.exit(run(sys.argv[2:]))"
     )
+    waits = tmp_path / "waits"  # for the fifth line, which does not come
     arguments = ["--store", str(store_path), "--output", output, "produce", "t", "-"]
     process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", script, str(waits), *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -109,9 +116,11 @@ def test_an_interrupt_says_what_is_done(duramen: Any, store_path: Path, output: 
     process.stdin.write("".join(f'{{"key": "k{number}", "value": "v"}}\n' for number in range(4)))
     process.stdin.flush()
     deadline = time.monotonic() + 60
-    while len(values(duramen)) < 3 and time.monotonic() < deadline:
+    while not waits.exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.05)
-    time.sleep(0.3)  # until it waits for the next line
+    assert len(values(duramen)) == 3
     process.send_signal(signal.SIGINT)
     err = process.communicate()[1]
     said = "Lines 1 to 3 of standard input are appended: go on with --from-line 4."

@@ -50,14 +50,13 @@ def test_a_snapshot_has_every_partition_with_what_explain_says(duramen: Command,
 def test_two_looks_tell_how_fast_records_come(accounts: Path) -> None:
     with LogStore(accounts) as store:
         watch = Watch(store, ["accounts"])
+        began = time.monotonic()
         watch.look(Sort.NAME)
         store.append("accounts", [Record(b"x%d" % at, b"v") for at in range(500)])
-        began = time.monotonic()
         time.sleep(0.2)
         after = watch.look(Sort.RATE)["partitions"]
         elapsed = time.monotonic() - began
-        assert 100 < sum(each["records_per_second"] for each in after) <= 500 / 0.2
-        assert elapsed < 30
+        assert 499 / elapsed < sum(each["records_per_second"] for each in after) <= 500 / 0.2
         assert after[0]["records_per_second"] >= after[1]["records_per_second"]
 
 

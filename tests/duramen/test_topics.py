@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,31 @@ def test_no_store_is_said(duramen: Command, monkeypatch: pytest.MonkeyPatch) -> 
     unnamed = duramen("topics", "list")
     assert unnamed.code == 2
     assert "DURAMEN_STORE" in unnamed.err
+
+
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
+def test_an_alteration_that_changes_nothing_is_not_written(
+    kind: str, duramen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "bucket":
+        monkeypatch.setenv("DURAMEN_STORE", f"memory://{uuid.uuid4().hex}/store")
+    assert duramen("topics", "create", "orders", "--config", "retention.ms=5").code == 0
+    same = ("topics", "alter", "orders", "--config", "retention.ms=5", "--partitions", 1)
+    found = duramen(*same, output="json").json
+    assert (found["altered"], found["topic"]["config_version"]) == (False, 1)
+    assert duramen(*same).out == "Nothing to change: orders with 1 partition\nretention.ms  5\n"
+    dry = duramen("topics", "alter", "orders", "--config", "retention.ms=6", "--dry-run")
+    assert dry.out == "Would alter orders with 1 partition\nretention.ms  6\n"
+    paused = [duramen(command, "orders", output="json").json for command in ("pause", "pause", "resume", "resume")]
+    assert [each["altered"] for each in paused] == [True, False, True, False]
+    assert duramen("topics", "describe", "orders", output="json").json["topic"]["config_version"] == 3
+
+
+def test_a_dry_run_names_nothing_that_will_not_be(duramen: Command, tmp_path: Path) -> None:
+    assert duramen("topics", "create", "orders").code == 0
+    assert duramen("topics", "create", "other", "--partitions", 2, "--dry-run").out == (
+        "Would create other with 2 partitions\n"
+    )
+    lines = tmp_path / "lines"
+    lines.write_text("a:b\n")
+    assert duramen("produce", "orders", lines, "-K", ":", "--dry-run").out == "Would append 1 record to orders\n"

@@ -47,7 +47,7 @@ def test_open_transactions_are_listed_and_aborted(held: Path, duramen: Command) 
     assert duramen("transactions", "list", "others", output="json").json == {"transactions": []}
     text = duramen("transactions", "list").out
     assert "payments-1" in text
-    assert "1 open transactions" in text
+    assert "1 open transaction\n" in text
     command = ("transactions", "abort", "payments", "--partition", 1, "--producer-id", 42)
     dry = duramen(*command, "--dry-run", output="json").json
     assert (dry["aborted"], dry["marker_offset"]) == (False, None)

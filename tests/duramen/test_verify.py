@@ -25,7 +25,7 @@ def test_the_answer_is_the_same_side_by_side(
     segment.write_bytes(data)
     one_at_a_time = duramen("verify", output="json")
     (orders / "duramen.toml").write_text(SIDE_BY_SIDE)
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=100)
     verified = engine.verify_partition
 
     def together(*given: object, **named: object) -> engine.Verification:
@@ -47,7 +47,7 @@ def test_an_interrupt_ends_the_other_partition_too(orders: Path, monkeypatch: py
 
     def first_is_interrupted(*given: object, **named: object) -> engine.Verification:
         if "orders-0" in str(given[1]):
-            assert begun.wait(30)
+            assert begun.wait(100)
             raise KeyboardInterrupt
         begun.set()
         try:

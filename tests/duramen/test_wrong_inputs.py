@@ -10,6 +10,7 @@ import io
 import os
 import shlex
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,8 +64,8 @@ WRONG = [
         "topics list",
         2,
         (
-            "error: no store given: use --store DIR before the command, or set DURAMEN_STORE. `duramen "
-            "topics list --help` explains it.\n"
+            "error: no store given: use --store DIR or --store URL before the command, or set DURAMEN_STORE. "
+            "`duramen topics list --help` explains it.\n"
         ),
     ),
     (
@@ -507,6 +508,48 @@ WRONG = [
         ("error: there are no topic-N directories (file PLACE/empty). Give the directory that holds them.\n"),
     ),
     (
+        "--store store import s3://bucket/store",
+        2,
+        (
+            "error: s3://bucket/store is a URL; give the path of a file or directory on this machine. `duramen "
+            "import --help` explains it.\n"
+        ),
+    ),
+    (
+        "--store store export s3://bucket/store",
+        2,
+        (
+            "error: s3://bucket/store is a URL; give the path of a file or directory on this machine. `duramen "
+            "export --help` explains it.\n"
+        ),
+    ),
+    (
+        "--store store report s3://bucket/report.html",
+        2,
+        (
+            "error: s3://bucket/report.html is a URL; give the path of a file or directory on this machine. "
+            "`duramen report --help` explains it.\n"
+        ),
+    ),
+    (
+        "--store store restore orders --output-file s3://bucket/x",
+        2,
+        (
+            "error: s3://bucket/x is a URL; give the path of a file or directory on this machine. `duramen "
+            "restore --help` explains it.\n"
+        ),
+    ),
+    (
+        "--store store export store",
+        1,
+        ("error: the target lies inside the store (file PLACE/store). Give a directory elsewhere.\n"),
+    ),
+    (
+        "--store store export newer",
+        1,
+        ("error: the target is another store (file PLACE/newer). Give a directory elsewhere.\n"),
+    ),
+    (
         "--store store export file",
         1,
         ("error: the target is not a directory (file PLACE/file). Give a new directory.\n"),
@@ -555,6 +598,74 @@ WRONG = [
         ("error: Invalid value for '--output': 'xml' is not one of 'text', 'json'. `duramen --help` explains it.\n"),
     ),
     (
+        "--store s4://bucket/store topics list",
+        2,
+        ("error: no store has a URL that begins with s4://. Did you mean s3://bucket/store?\n"),
+    ),
+    (
+        "--store hdfs://name/store topics list",
+        2,
+        (
+            "error: no store has a URL that begins with hdfs://. Give s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+            "az://CONTAINER/PREFIX, or the path of a directory.\n"
+        ),
+    ),
+    (
+        "--store s3:/bucket/store topics create x",
+        2,
+        ("error: no store has a URL that begins with s3:/. Did you mean s3://bucket/store?\n"),
+    ),
+    (
+        "--store s3:bucket/store topics create x",
+        2,
+        ("error: no store has a URL that begins with s3:. Did you mean s3://bucket/store?\n"),
+    ),
+    (
+        "--store file:///data/store topics create x",
+        2,
+        ("error: file:///data/store is a URL of a directory. Give its path: /data/store.\n"),
+    ),
+    (
+        "--store s3://key:secret@bucket/store topics list",
+        2,
+        (
+            "error: the URL of a store is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, without "
+            "credentials or parameters. Give credentials, region, endpoint and account by the environment or as "
+            "storage options.\n"
+        ),
+    ),
+    (
+        "--store az://container/store topics list",
+        2,
+        (
+            "error: az://container/store cannot be opened: Generic MicrosoftAzure error: Account must be specified. "
+            "Name the account: the storage option account_name, or AZURE_STORAGE_ACCOUNT_NAME.\n"
+        ),
+    ),
+    (
+        "--store memory://nothing/here topics list",
+        1,
+        (
+            "error: memory://nothing/here is not a store: it has no duramen.json. Look at the URL, or create the store "
+            "there (create=True; `duramen topics create`).\n"
+        ),
+    ),
+    (
+        "--store /proc/store topics create x",
+        1,
+        ("error: No such file or directory (file /proc/store). Check the path.\n"),
+    ),
+    (
+        "--store store top --once --interval 0",
+        2,
+        ("error: Invalid value for '--interval': 0.0 is not between 0.1 and 3600. `duramen top --help` explains it.\n"),
+    ),
+    (
+        "--store store set-aside",
+        2,
+        ("error: Missing argument 'TOPIC'. `duramen set-aside --help` explains it.\n"),
+    ),
+    (
         "--store store verify order",
         1,
         ("error: no topic is called order. Did you mean orders?\n"),
@@ -576,3 +687,24 @@ def test_a_wrong_use_is_answered_with_what_where_and_what_to_do(
 def test_there_are_more_than_thirty() -> None:
     assert len(WRONG) > 30
     assert all(code for _, code, _ in WRONG)
+
+
+@pytest.mark.parametrize("command", ["verify", "retain", "recover"])
+def test_a_partition_that_a_topic_in_a_bucket_lacks_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{uuid.uuid4().hex}/store"
+    with LogStore(url, create=True) as store:
+        store.create_topic("orders", partitions=2)
+    monkeypatch.setenv("DURAMEN_STORE", url)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
+        assert run([command, "orders", "--partition", "9"]) == 1
+    assert err.getvalue() == "error: topic orders has partitions 0 to 1 (partition orders-9).\n"
+
+
+def test_an_endpoint_that_is_no_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
+        assert run(["--store", "s3://bucket/store", "topics", "list"]) == 2
+    assert err.getvalue() == (
+        "error: AWS_ENDPOINT_URL is 'localhost:9000', which is no URL. An endpoint is http://HOST:PORT or "
+        "https://HOST.\n"
+    )

@@ -136,12 +136,10 @@ def test_the_scheduler_serves_metrics(scheduled: Installed) -> None:
     store = str(scheduled.work / "scheduled")
     scheduled.script(WRITE.format(store=store))
     text = (
-        "import socket, urllib.request\n"
+        "import urllib.request\n"
         "from duramen.compaction_job.scheduler import Scheduler\n"
-        "with socket.socket() as free:\n"
-        "    free.bind(('127.0.0.1', 0))\n"
-        "    port = free.getsockname()[1]\n"
-        f"with Scheduler({store!r}, metrics_port=port):\n"
+        f"with Scheduler({store!r}, metrics_port=0) as daemon:\n"
+        "    port = daemon.metrics_address[1]\n"
         "    print(urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read().decode())\n"
     )
     assert 'duramen_log_bytes{partition="0"' in scheduled.script(text)

@@ -501,9 +501,24 @@ def state_touched(made: Made, done: Done, store: LogStore, key: tuple[str, int])
     return path in done.touched
 
 
-def check_goes_on(made: Made, rng: random.Random) -> None:
+def give_settings(made: Made, done: Done) -> None:
+    """Nothing of a topic is compacted whose settings nobody knows: both files that had them were damaged."""
+    with LogStore(made.root, lock_wait_ms=2000, fs=FILES) as store:
+        unknown = [topic for topic in store.topics() if topic.settings_unknown]
+    for topic in unknown:
+        for path in (made.root / "topics" / f"{topic.name}.t", made.root / "state" / topic.id / "topic"):
+            assert path in done.touched, f"{topic.name}: its settings were in {path}"
+        policy = "compact" if made.compacted[topic.name] else "delete"
+        settings = [f"cleanup.policy={policy}", "retention.ms=-1"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            arguments = ["topics", "alter", topic.name, *(word for each in settings for word in ("--config", each))]
+            assert cli.run(["--store", str(made.root), *arguments]) == 0
+
+
+def check_goes_on(made: Made, done: Done, rng: random.Random) -> None:
     """Verify, append, read, compact; verify and recover again, of some stores: that finds what it found before."""
     check_sound(made.root)
+    give_settings(made, done)
     with LogStore(made.root, clock=ManualClock(NOW_MS + 10_000_000), lock_wait_ms=2000, fs=FILES) as store:
         ends = {topic.name: store.ends(topic).high_watermarks for topic in store.topics()}
         for name, high_watermarks in ends.items():
@@ -575,7 +590,7 @@ def one_store(made: Made, rng: random.Random) -> tuple[Done, int]:
             assert not lost
         if rng.random() < 0.3:
             check_readmitted(made, done)
-        check_goes_on(made, rng)
+        check_goes_on(made, done, rng)
     except (AssertionError, DuramenError, OSError, LookupError) as error:
         raise AssertionError(f"{'; '.join(done.story)}: {type(error).__name__}: {error}") from error
     return done, lost

@@ -342,7 +342,7 @@ def check_not_back(before: TopicEnds, now: TopicEnds) -> None:
     assert all(map(int.__ge__, now.recovery_points, before.recovery_points))
 
 
-@pytest.mark.timeout(0 if ROUNDS > 3 else 300)
+@pytest.mark.timeout(0 if ROUNDS > 3 else 900)
 def test_a_driver_that_stalled_and_lost_its_lease_cannot_do_harm(
     spark: Spark, store: LogStore, tmp_path: Path, read_all: ReadAll, seed: int
 ) -> None:
@@ -363,7 +363,7 @@ def test_a_driver_that_stalled_and_lost_its_lease_cannot_do_harm(
     ends = store.ends(topic)
     try:
         for number, (batch, step) in enumerate(sorted(stalls.items())):
-            deadline = time.monotonic() + 110
+            deadline = time.monotonic() + 300
             while not has_stopped(driver):
                 assert driver.poll() is None, said(checkpoint)
                 assert time.monotonic() < deadline, "it never stalled"

@@ -86,7 +86,8 @@
           padding: [8, 12, 0, 0],
           legend: { show: false },
           cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
-          scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+          // A single moment has no length of its own.
+          scales: { x: { range: (_, low, high) => (low === high ? [low - 60, high + 60] : [low, high]) }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
           axes: [
             { ...axis, space: 70, size: 26, values: (_, splits) => splits.map((s, i) => this.tick(s, splits, i)) },
             { ...axis, size: 62, splits: (_, __, low, high) => rounds(high, unit), values: (_, splits) => splits.map((v) => (v === 0 ? "0" : trimmed(format(v)))) },

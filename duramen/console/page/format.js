@@ -24,6 +24,8 @@ window.duramen = (() => {
     value === null || value === undefined ? "–" : scaled(value, 1000, ["", "k", "M", "G", "T"]).join(" ").trim();
   /** 28000000 → "28,000,000" */
   const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));
+  /** "≤ 2,000" where it is a bound and no count */
+  const atMost = (isExact, said) => (isExact || said === "0" ? said : `≤ ${said}`);
   /** 0.375 → "0.375"; at most three digits, so that a threshold and a ratio can be compared by eye */
   const ratio = (value) => (value === null || value === undefined ? "–" : value.toFixed(3).replace(/0$/, ""));
   /** The same for a column, where all have three digits. */
@@ -135,7 +137,7 @@ window.duramen = (() => {
 
   return {
     h, html, render, Component, Fragment, createRef, ...window.preactHooks,
-    bytes, short, count, ratio, ratio3, percent, plural, duration, reading, time, clockTime, utc, scaled, Text, visible, plain, unquoted,
+    bytes, short, count, atMost, ratio, ratio3, percent, plural, duration, reading, time, clockTime, utc, scaled, Text, visible, plain, unquoted,
     pages: {},
   };
 })();

@@ -119,7 +119,7 @@ def test_the_greater_offset_wins_whoever_comes_first(tmp_path: Path) -> None:
     start = threading.Barrier(2)
 
     def put(filler: Filler, rows: tuple[int, int]) -> Put:
-        start.wait(10)
+        start.wait(60)
         return filler.put(table, *rows, min_offset=0)
 
     with ThreadPoolExecutor(2) as pool:

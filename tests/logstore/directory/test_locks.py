@@ -72,11 +72,11 @@ class Holder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.communicate("go\n", timeout=20)
+        self.process.communicate("go\n", timeout=60)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 def make_locks(tmp_path: Path, wait_ms: int = 50) -> StoreLocks:
@@ -124,7 +124,7 @@ def test_another_process_is_excluded_and_its_death_frees_the_lock(tmp_path: Path
         assert f"pid {other.process.pid}" in holder(OS_FILES, path)
         assert "for a test" in holder(OS_FILES, path)
         other.kill()
-        assert lock.acquire(5000)
+        assert lock.acquire(60_000)
     lock.release()
 
 
@@ -148,7 +148,7 @@ def test_waiting_ends_with_the_holders_name(tmp_path: Path) -> None:
         began = time.monotonic()
         with pytest.raises(LockHeld) as caught, locks.lease(topic_id, what="a test"):
             pytest.fail("the lease was given twice")
-        assert 0.04 <= time.monotonic() - began < 5
+        assert 0.04 <= time.monotonic() - began < 60
     text = str(caught.value)
     assert f"pid {other.process.pid}" in text
     assert "since 20" in text
@@ -156,7 +156,7 @@ def test_waiting_ends_with_the_holders_name(tmp_path: Path) -> None:
 
 
 def test_waiting_ends_when_the_holder_is_done(tmp_path: Path) -> None:
-    locks, topic_id = make_locks(tmp_path, wait_ms=20_000), new_topic_id()
+    locks, topic_id = make_locks(tmp_path, wait_ms=60_000), new_topic_id()
     order: list[str] = []
     inside = threading.Event()
 
@@ -168,7 +168,7 @@ def test_waiting_ends_when_the_holder_is_done(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     with locks.partition(topic_id, 0, what="second"):
         order.append("second")
     thread.join()

@@ -198,7 +198,7 @@ def test_an_unclean_close_flushes_nothing(tmp_path: Path) -> None:
 # --- the background flusher -------------------------------------------------------------------------------------------
 
 
-def wait_until(condition: object, seconds: float = 10.0) -> None:
+def wait_until(condition: object, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it never happened"

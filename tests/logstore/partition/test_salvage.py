@@ -13,8 +13,9 @@ from logstore.config import LogConfig
 from logstore.directory.state import Loss, PartitionState, SegmentEntry, read_state, write_state
 from logstore.directory.swap import finish_swap
 from logstore.limits import DEFAULT_LIMITS
+from logstore.partition.damage import intact_batches
 from logstore.partition.quarantine import reasons
-from logstore.partition.salvage import Partition, Salvage
+from logstore.partition.salvage import Partition, Piece, Salvage
 from logstore.partition.salvage_planning import has_wrong_list, plan_salvage
 from logstore.partition.salvage_writing import carry_out
 from reference.partition_writer import PartitionWriter
@@ -424,3 +425,64 @@ def test_every_step_can_be_the_last(power: bool, seed: int) -> None:
         found = [offset for each in state.losses for offset in range(each.base_offset, each.end_offset)]
         assert found == [offset for low, high in lost for offset in range(low, high)], f"step {step}"
         assert not any(name.endswith((".cleaned", ".swap")) for name in survivor.listdir(DIRECTORY))
+
+
+class _Refound:
+    """The batches of an untouched copy of the log."""
+
+    name = "quarantine"
+
+    def __init__(self, fs: SimulatedFileSystem, source: str) -> None:
+        self._fs, self._source = fs, source
+
+    def pieces(self, low: int, high: int) -> list[Piece]:
+        file = self._fs.open(self._source)
+        found = [
+            Piece(self._source, b.position, b.end, b.first_offset, b.end_offset)
+            for b in intact_batches(file, limits=DEFAULT_LIMITS)
+        ]
+        return [each for each in found if low <= each.first_offset and each.end_offset <= high]
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_loss_stays_written_down_until_it_is_put_back_whatever_step_is_the_last(power: bool, seed: int) -> None:
+    rng = random.Random(seed)
+    start, rows = filled()
+    good = f"{DIRECTORY}/good"
+    put(start, good, directory_bytes(start)[f"{6:020d}.log"])
+    write(start, path(6), b"\xff" * 20, 120)
+    salvage(start)[1].close()
+    start.fsync_dir(DIRECTORY)
+
+    def put_back(fs: SimulatedFileSystem) -> None:
+        partition = given(fs)
+        plan = plan_salvage(partition, [_Refound(fs, good)])
+        if plan.changes:
+            carry_out(partition, plan, STATE)
+
+    def lost(fs: SimulatedFileSystem) -> list[tuple[int, int]]:
+        state = read_state(fs, STATE)
+        assert state is not None
+        return ranges(state.losses)
+
+    assert lost(start) == [(8, 10)]
+    whole = start.kill()
+    before = whole.operations
+    put_back(whole)
+    assert lost(whole) == []
+    steps = whole.operations - before
+    for step in range(steps):
+        fs = start.kill()
+        fs.fail_after(step)
+        with pytest.raises(PowerCut):
+            put_back(fs)
+        survivor = fs.crash(random.Random(rng.random())) if power else fs.kill()
+        log = open_log(survivor, config=CONFIG, clean=False, long_lived=False, keep_offset=24)
+        missing = [row for row in rows if row not in contents(log)]
+        log.close()
+        covered = {offset for low, high in lost(survivor) for offset in range(low, high)}
+        assert {row[0] for row in missing} <= covered, f"step {step} of {steps}, DURAMEN_SEED={seed}"
+        put_back(survivor)
+        log = open_log(survivor, config=CONFIG, clean=False, long_lived=False, keep_offset=24)
+        assert (contents(log), lost(survivor)) == (rows, []), f"step {step} of {steps}, DURAMEN_SEED={seed}"
+        log.close()

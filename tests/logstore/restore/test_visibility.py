@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -224,8 +225,10 @@ def test_pollers_of_three_topics_see_a_commit_in_all_or_in_none(
 
     def work() -> None:
         try:
-            with LogStore(root, lock_wait_ms=5000) as store:
-                for number in range(COMMITS):
+            with LogStore(root, lock_wait_ms=60_000) as store:
+                for number in count():
+                    if number >= COMMITS and torn_alone:
+                        break
                     committer = Committer(store)
                     names = chance.choice([TOPICS, TOPICS, ("a", "b"), ("b", "c"), ("a", "c"), ("b",)])
                     with contextlib.suppress(Killed):
@@ -241,9 +244,9 @@ def test_pollers_of_three_topics_see_a_commit_in_all_or_in_none(
 
     monkeypatch.setattr(Committer, "publish", slowly)
     monkeypatch.setattr(Committer, "_apply", applying)
+    polls = torn_alone = 0
     writer = threading.Thread(target=work)
     writer.start()
-    polls = torn_alone = 0
     topics = [three.topic(name) for name in TOPICS]
     while not done.is_set() or polls < 200:
         time.sleep(0.0005)

@@ -315,6 +315,53 @@ def test_a_batch_that_was_mended_in_quarantine_goes_back_between_its_neighbours(
     assert path.read_bytes() == whole
 
 
+def test_what_was_put_back_is_not_a_loss_again_when_the_list_is_lost(
+    store: LogStore, orders: Topic, read_all: ReadAll
+) -> None:
+    """The reasons in quarantine still speak of it: they tell of losses where the list cannot."""
+    before = read_all(store, "orders")
+    path = Path(first_log(store, orders, 0, at=1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:700] + bytes([whole[700] ^ 0xFF]) + whole[701:])
+    (report,) = recover(store, orders, [0])
+    (region,) = (Path(each) for each in report.quarantined)
+    begin = int(region.name.split("-")[-1])
+    region.write_bytes(whole[begin : begin + region.stat().st_size])
+    recover(store, orders, [0], readmit=True)
+    os.unlink(store.layout.partition_state(orders.id, 0))
+    planned, done = (recover(store, orders, [0], dry_run=dry_run)[0] for dry_run in (True, False))
+    assert planned.losses == done.losses == ()
+    assert store.partition_state(orders, 0).losses == ()
+    assert read_all(store, "orders") == before
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_a_segment_list_of_an_older_copy_is_made_again_from_the_directory(
+    store: LogStore, read_all: ReadAll, policy: str
+) -> None:
+    """As `cp -r` of a store in use leaves it: the list was copied long before the last log file."""
+    configs = {"cleanup.policy": policy, "segment.bytes": 1000, "file.delete.delay.ms": 0, "retention.ms": -1}
+    topic = store.create_topic("keyed", configs=configs | {"min.cleanable.dirty.ratio": 0})
+    list_path = Path(store.layout.partition_state(topic.id, 0))
+    store.append("keyed", records(10))
+    older = list_path.read_bytes()
+    for number in range(8):
+        store.append("keyed", records(20, mark=f"{number}-"))
+    if policy == "compact":
+        compact(store=store, topics=["keyed"], force=True)
+    store.append("keyed", records(20))
+    before = read_all(store, "keyed")
+    list_path.write_bytes(older)
+    planned, done = (recover(store, topic, dry_run=dry_run)[0] for dry_run in (True, False))
+    assert planned.losses == done.losses == ()
+    assert planned.found_damage
+    assert done.found_damage
+    assert read_all(store, "keyed") == before
+    store.append("keyed", records(3))
+    assert read_all(store, "keyed")[0][:-3] == before[0]
+    assert not recover(store, topic)[0].found_damage
+
+
 def test_what_an_older_version_set_aside_is_put_back(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
     """It cut at the first bad batch, moved all later segments to quarantine, and began an empty one at the end."""
     before = read_all(store, "orders")
@@ -357,7 +404,10 @@ def test_what_an_older_version_set_aside_is_put_back(store: LogStore, orders: To
     assert not recover(store, orders, [0], readmit=True)[0].readmitted
 
 
-def test_a_batch_does_not_return_behind_tombstones_that_are_gone(store: LogStore, read_all: ReadAll) -> None:
+@pytest.mark.parametrize("list_is_lost", [False, True])
+def test_a_batch_does_not_return_behind_tombstones_that_are_gone(
+    store: LogStore, read_all: ReadAll, list_is_lost: bool
+) -> None:
     """A deleted key would come back: its tombstone, which was newer than the batch, was compacted away."""
     configs = {"cleanup.policy": "compact", "segment.bytes": 1000, "delete.retention.ms": 0, "file.delete.delay.ms": 0}
     topic = store.create_topic("keyed", configs=configs)
@@ -380,6 +430,8 @@ def test_a_batch_does_not_return_behind_tombstones_that_are_gone(store: LogStore
     assert b"gone" not in {each.key for each in read_all(store, "keyed")[0]}
     (region,) = Path(store.layout.partition(topic.partition(0)), "quarantine").glob("*/*.from-0")
     region.write_bytes(whole[: len(region.read_bytes())])
+    if list_is_lost:
+        os.unlink(store.layout.partition_state(topic.id, 0))
     (again,) = recover(store, topic, readmit=True)
     assert again.readmitted == []
     assert [(low, high) for low, high, _ in again.held_back] == [(0, 1)]

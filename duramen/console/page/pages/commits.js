@@ -33,8 +33,9 @@
       </dl>
       ${app.series.length > 1 ? html`<${D.TimeChart} height=${110} unit="count" times=${app.series.map((p) => p.time_ms)} label=${`Rows of ${D.plain(name)} over time`}
         series=${[{ label: "rows", color: "clean", fill: true, bars: true, values: app.series.map((p) => p.rows) }]} />` : null}
+      ${STEPS.every((step) => app.timings[step].p50 === null) ? html`<p class="faint">How long its steps took is not kept.</p>` : html`
       <div class="timings"><${Timing} label="median" values=${of("p50")} max=${max} /><${Timing} label="95th" values=${of("p95")} max=${max} /><${Timing} label="last" values=${of("last")} max=${max} /></div>
-      <${D.Legend} items=${STEPS.map((step, i) => [`t${i}`, step, app.timings[step].p50 === null ? "–" : `${app.timings[step].p50} ms`])} />
+      <${D.Legend} items=${STEPS.map((step, i) => [`t${i}`, step, app.timings[step].p50 === null ? "–" : `${app.timings[step].p50} ms`])} />`}
       <p class="app-topics">${app.topics.slice(0, 20).map((topic) => html`<a class="chip" href=${`#/topics/${encodeURIComponent(topic)}`}><${Text} text=${topic} /></a>`)}${app.topics.length > 20 ? html`<span class="faint">and ${count(app.topics.length - 20)} more</span>` : null}</p>
     <//>`;
   }
@@ -50,12 +51,12 @@
     return html`<div class="title-row"><h1 tabindex="-1">Commits</h1>${D.report ? null : html`<${D.Choice} label="How far back" name="apps-range" value=${range} onChange=${setRange} options=${RANGES.map(([ms, label]) => [String(ms), label])} />`}</div>
       <${D.Answer} of=${apps}>${(data) => data.apps.length === 0 ? html`<${Card} title="Apps"><${D.Empty} title="No commit yet">A query that writes shows up here with its first batch.<//><//>`
         : html`<div class="apps">${data.apps.map((each) => html`<${App} key=${String(each.app_id)} app=${each} only=${app !== "" && app === each.app_id} onOnly=${() => setApp(app === each.app_id ? "" : each.app_id)} />`)}</div>
-          ${data.complete ? null : html`<${D.Note}>There are more commits in that time than are looked at. The figures begin at ${D.time(data.from_ms)}.<//>`}`}<//>
+          ${data.complete ? null : html`<${D.Note}>The ledger keeps the newest commits. Older ones of this time may be missing here.<//>`}`}<//>
       <${Card} title=${app ? html`Commits of <${Text} text=${app} max=${80} />` : "Commits"}>
         <${D.Answer} of=${answer}>${(data) => { const max = Math.max(1, ...data.commits.map(sum)); return data.commits.length === 0 ? html`<${D.Empty} title="No commit" />` : html`
-          <${Table} label="Commits, newest first" rows=${data.commits} keyOf=${(c) => `${c.version}-${c.topic}-${c.sequence}`} onOpen=${(c) => go(`/topics/${encodeURIComponent(c.topic)}`)} columns=${[
+          <${Table} label="Commits, newest first" rows=${data.commits} keyOf=${(c) => `${c.version}-${c.topic}-${c.sequence}`} onOpen=${(c) => c.topic && go(`/topics/${encodeURIComponent(c.topic)}`)} columns=${[
             { label: "Committed", className: "name-cell", render: (c) => html`<${D.Time} ms=${c.committed_ms} />` },
-            { label: "Topic", render: (c) => html`<a href=${`#/topics/${encodeURIComponent(c.topic)}`}><${Text} text=${c.topic} /></a>` },
+            { label: "Topic", render: (c) => c.topic === "" ? html`<span class="faint">deleted</span>` : html`<a href=${`#/topics/${encodeURIComponent(c.topic)}`}><${Text} text=${c.topic} /></a>` },
             { label: "App", low: 1, render: (c) => html`<${Text} text=${c.app_id} max=${40} />` },
             { label: "Batch", num: true, low: 1, render: (c) => count(c.batch_id) },
             { label: "Rows", num: true, render: (c) => count(c.rows) },

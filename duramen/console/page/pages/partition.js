@@ -50,7 +50,7 @@
               <div><dt>first uncleanable</dt><dd>${count(log.first_uncleanable_offset)}</dd></div>
               <div><dt>last stable</dt><dd>${count(log.last_stable_offset)}</dd></div>
               <div><dt>log end</dt><dd>${count(log.log_end_offset)}</dd></div>
-              <div><dt>records</dt><dd>${count(log.records)}</dd></div>
+              <div><dt>records</dt><dd>${D.atMost(log.records_exact, count(log.records))}</dd></div>
             </dl>
           <//>
         </div>

@@ -9,7 +9,7 @@
   function TopicLinks({ topic, at }) {
     const name = encodeURIComponent(topic);
     const links = [["topic", `#/topics/${name}`, "Partitions"], ["messages", `#/messages?topic=${name}`, "Messages"], ["why", `#/why?topic=${name}`, "Why and when"],
-      ["runs", `#/runs?topic=${name}`, "Runs"], ["whatif", `#/what-if?topic=${name}`, "What-if"], ["erasure", `#/erasure?topic=${name}`, "Erasure"], ["settings", `#/settings?topic=${name}`, "Settings"]];
+      ["runs", `#/runs?topic=${name}`, "Runs"], ["whatif", `#/what-if?topic=${name}`, "What if"], ["erasure", `#/erasure?topic=${name}`, "Erasure"], ["settings", `#/settings?topic=${name}`, "Settings"]];
     return html`<nav class="subnav" aria-label="This topic">${links.map(([key, href, label]) => html`<a href=${href} aria-current=${key === at ? "page" : undefined}>${label}</a>`)}</nav>`;
   }
 
@@ -27,7 +27,7 @@
     { label: "Size", num: true, sort: "size_bytes", render: (p) => bytes(p.size_bytes) },
     { label: "Clean · dirty", low: 1, className: "bar-cell", render: (p) => html`<${D.Sections} row=${p} max=${most} />` },
     { label: "Dirty ratio", num: true, sort: "dirty_ratio", render: (p) => html`<${D.Gauge} small value=${p.dirty_ratio} max=${threshold} />` },
-    { label: "Records", num: true, sort: "records", low: 1, render: (p) => count(p.records) },
+    { label: "Records", num: true, sort: "records", low: 1, render: (p) => D.atMost(p.records_exact, count(p.records)) },
     { label: "Keys", num: true, sort: "keys", low: 2, render: (p) => count(p.keys) },
     { label: "Tombstones", num: true, sort: "tombstones", low: 2, render: (p) => count(p.tombstones) },
     { label: "Segments", num: true, sort: "segments", low: 3, render: (p) => count(p.segments) },
@@ -86,7 +86,7 @@
             <div class="hero-body"><${D.Rings} row=${t} size="112" grain />
               <dl class="figures">
                 <${D.Figure} label="size" value=${bytes(t.size_bytes).split(" ")[0]} unit=${bytes(t.size_bytes).split(" ")[1]} note=${D.plural(t.segments, "segment")} />
-                <${D.Figure} label="records" value=${short(t.records)} note=${t.keys === null ? "keys not counted yet" : `${short(t.keys)} keys, ${short(t.tombstones)} tombstones`} />
+                <${D.Figure} label="records" value=${D.atMost(t.records_exact, short(t.records))} note=${t.keys === null ? "keys not counted yet" : `${short(t.keys)} ${t.keys === 1 ? "key" : "keys"}, ${D.plural(t.tombstones, "tombstone")}`} />
                 <${D.Figure} label="highest dirty ratio" value=${D.ratio(t.dirty_ratio)} note=${t.dirty_ratio_max === null ? null : `due above ${D.ratio(t.dirty_ratio_max)}`} />
                 <${D.Figure} label="last pass" value=${html`<${D.Ago} ms=${t.last_run_ms} />`} kind="small" />
               </dl></div>

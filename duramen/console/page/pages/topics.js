@@ -14,7 +14,7 @@
           <dl class="figures">
             <${D.Figure} label="log" value=${D.scaled(store.space.log_bytes, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"])[0]}
               unit=${bytes(store.space.log_bytes).split(" ")[1]} note=${`${D.plural(totals.segments, "segment")}`} />
-            <${D.Figure} label="records" value=${short(totals.records)} />
+            <${D.Figure} label="records" value=${D.atMost(totals.records_exact, short(totals.records))} />
             <${D.Figure} label="topics" value=${count(totals.topics)} note=${D.plural(totals.partitions, "partition")} />
           </dl>
         </div>
@@ -50,7 +50,7 @@
     { key: "size", label: "Size", num: true, sort: "size", render: (t) => bytes(t.size_bytes) },
     { key: "bar", label: "Clean · dirty", low: 4, className: "bar-cell", render: (t) => html`<${D.Sections} row=${t} max=${most} />` },
     { key: "ratio", label: "Dirty ratio", num: true, sort: "dirty_ratio", low: 1, render: (t) => html`<${D.Gauge} small value=${t.dirty_ratio} max=${t.dirty_ratio_max} />` },
-    { key: "records", label: "Records", num: true, sort: "records", low: 1, render: (t) => count(t.records) },
+    { key: "records", label: "Records", num: true, sort: "records", low: 1, render: (t) => D.atMost(t.records_exact, count(t.records)) },
     { key: "keys", label: "Keys", num: true, sort: "keys", low: 2, render: (t) => count(t.keys) },
     { key: "tombstones", label: "Tombstones", num: true, sort: "tombstones", low: 2, render: (t) => count(t.tombstones) },
     { key: "policy", label: "Policy", low: 2, render: (t) => html`<${Text} text=${t.policy} />` },
