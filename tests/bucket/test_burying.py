@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bucket.faulty import EVERY, FaultyObjects
+from bucket.faulty import EVERY, Fault, FaultyObjects
 from logstore.bucket import freeing, retaining, sealing
 from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import HOUR_MS
@@ -20,7 +20,7 @@ from logstore.clock import ManualClock
 from logstore.commit.apps import AppBatch
 from logstore.errors import DuramenError, StaleObjects, UnknownTopic
 from logstore.objects.memory import MemoryObjects
-from logstore.objects.objects import Objects
+from logstore.objects.objects import Objects, Version
 from logstore.records.record import Record
 
 NOW_MS = 1_700_000_000_000
@@ -197,3 +197,34 @@ def test_a_run_that_fails_anywhere_is_done_again() -> None:
             assert {row.topic_id for row in after.ledger.view.rows} == {after.topic("stays").id}
             found = [record.offset for number in range(2) for record in after.reader("stays", number).records(0)]
             assert len(found) == 20
+
+
+def test_a_manifest_that_is_not_found_behind_the_fence_stops_the_sweep(
+    store: BucketStore, objects: MemoryObjects, clock: ManualClock
+) -> None:
+    """That a request finds no manifest is no proof that its segments are nobody's."""
+    maintain(store, RULES)
+    topic = store.topic("stays")
+    clock.advance(9 * DAY_MS)
+    key = f"manifest/{topic.id}/0"
+
+    class Blind(FaultyObjects):
+        """It does not see the manifest at one look."""
+
+        looks = 0
+        blind_at = 0
+
+        def get(self, wanted: str) -> tuple[bytes, Version]:
+            if wanted == key:
+                self.looks += 1
+                if self.looks == self.blind_at:
+                    self.faults[len(self.calls)] = Fault.MISSING
+            return super().get(wanted)
+
+    for at in range(1, 5):
+        blind = Blind(objects)
+        blind.blind_at = at
+        with contextlib.suppress(DuramenError):
+            maintain(opened(blind, clock), RULES)
+        assert blind.looks >= 3, "at the beginning, in the fence, and behind it"
+        assert len([record for n in range(2) for record in opened(objects, clock).reader("stays", n).records(0)]) == 20
