@@ -227,7 +227,7 @@ class LogStreamReader(DataSourceStreamReader):
         begins = stream_start(self.options, from_stream(start), stops)
         with opened(self.options.store, self.options.storage) as store:
             ranges = [
-                in_range(store, self.options, OffsetRange(*key, begins[key], stop))
+                in_range(store, self.options, OffsetRange(*key, begins[key], stop), is_planned=True)
                 for key, stop in stops.items()
                 if stop > begins[key]
             ]
@@ -245,7 +245,7 @@ def read_range(
     with opened(options.store, options.storage) as store:
         while wanted.start < wanted.end:
             wanted = in_range(store, options, wanted)
-            topic = store.topic(wanted.topic)
+            topic = store.known_topic(wanted.topic)
             end = min(wanted.end, visible_end(store, options, topic, wanted))
             reader = store.reader(topic, wanted.partition, end_offset=end)
             try:

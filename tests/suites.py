@@ -137,7 +137,7 @@ SOAK_SUITES = (
     ),
     Suite(
         "azure",
-        ("tests/bucket/test_objects.py", "tests/bucket/test_probe.py", "tests/bucket/test_kills.py"),
+        tuple(f"tests/bucket/test_{name}.py" for name in ("objects", "probe", "whole_life", "commands", "kills")),
         env={"DURAMEN_SERVER": "azurite"},
         arguments=("--timeout=600", "-rP"),
         limit_s=3600,

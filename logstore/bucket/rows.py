@@ -235,6 +235,26 @@ def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partitio
     )
 
 
+def view_tail(rows: Sequence[TopicRow], partition: int, position: int) -> ReaderView | None:
+    """What a cursor at `position` needs, by the rows alone; None: they do not say all of it.
+
+    Whoever deletes records commits a row that is no batch behind that. So no batch behind the last such row lies below
+    the log start, unless retention took it since.
+    """
+    begin = len(rows)
+    while begin > 0 and rows[begin - 1].kind is Kind.BATCH and rows[begin - 1].transactions is None:
+        begin -= 1
+    run = rows[begin:]
+    if not run or partition >= len(run[-1].end_offsets) or any(row.plan is None or row.is_lost for row in run):
+        return None
+    check_chain(run)
+    tail = concerning(run, partition, position)
+    if not tail or tail[0].base_offsets[partition] > position:
+        return None
+    first, end = tail[0].base_offsets[partition], run[-1].end_offsets[partition]
+    return ReaderView(first, first, end, (), tail, end)
+
+
 def unstable_after(before: int | None, rows: Iterable[TopicRow], partition: int) -> int | None:
     """Where the oldest open transaction of a partition begins behind `rows`; None: there is none."""
     for row in rows:

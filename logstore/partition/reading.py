@@ -240,8 +240,14 @@ def _hide(table: BatchTable, hidden: dict[int, list[tuple[int, int]]]) -> None:
 # --- by time ----------------------------------------------------------------------------------------------------------
 
 
-def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> TimestampOffset | None:
-    """As Kafka answers a list-offsets request; None when no record qualifies or none is visible."""
+def offset_for_timestamp(
+    view: LogView, timestamp_ms: int, limits: Limits, *, exact: bool = False
+) -> TimestampOffset | None:
+    """As Kafka answers a list-offsets request; None when no record qualifies or none is visible.
+
+    Kafka gives up at the first segment that seems new enough, also where that is empty, or what qualifies in it lies
+    below the log start, or none of its records has a time and only the file is new. With `exact` the search goes on.
+    """
     if timestamp_ms == LATEST:
         return TimestampOffset(NO_TIMESTAMP, view.end_offset)
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
@@ -257,7 +263,9 @@ def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> Ti
             first = segment.find_timestamp(timestamp_ms, view.log_start_offset, view.end_offset, sealed=sealed)
             position = segment.size_bytes if first is None else first.position
             headers = segment.ordered_headers(position, sealed=sealed)
-            return _visible(view, _first_at_or_after(view, segment, headers, timestamp_ms, limits))
+            found = _first_at_or_after(view, segment, headers, timestamp_ms, limits)
+            if found is not None or not exact:
+                return _visible(view, found)
     return None
 
 

@@ -42,7 +42,7 @@ def follow(
         raise InvalidConfig("no topic to follow is named")
     places = {each: _Place(store.topic(each), _given(position, each, alone=isinstance(name, str))) for each in names}
     while True:
-        topics = {each: store.topic(each) for each in names}
+        topics = {each: store.known_topic(each) for each in names}
         for each, topic in topics.items():
             places[each].check(topic)
         moved = False

@@ -135,11 +135,13 @@ def _definition(
     if store.fs.exists(store.layout.topic(name)) and evidence.damaged_file is None:
         notes.append("there is a topic of that name; the directories are beyond its partitions, and left")
         return None
-    taken = next((each for each in evidence.carried if each in living), None)
-    if taken is not None:
-        notes.append(f"the directories carry the id of topic {living[taken]}; they are left where they are")
-        return None
     copy = _chosen_copy(evidence, copies)
+    taken = [each for each in evidence.carried if each in living]
+    if taken and len(taken) == len(evidence.carried) and copy is None:
+        notes.append(f"the directories carry the id of topic {living[taken[0]]}; they are left where they are")
+        return None
+    for each in taken:  # its partition.metadata is in the wrong place
+        del evidence.carried[each]
     if copy is not None:
         notes.append("brought back from the copy beside its state")
         topic_id = copy.id

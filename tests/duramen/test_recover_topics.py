@@ -155,6 +155,28 @@ def test_a_topic_of_which_only_directories_are_left(duramen: Command, orders: Pa
     works(duramen, orders, before)
 
 
+@pytest.mark.parametrize("with_copy", [True, False])
+def test_a_topic_comes_back_though_one_of_its_directories_carries_the_id_of_another(
+    duramen: Command, orders: Path, with_copy: bool
+) -> None:
+    with LogStore(orders) as store:
+        store.create_topic("payments")
+        store.append("payments", [Record(b"p%d" % at, b"v", BASE_MS) for at in range(30)])
+    before, paid = consumed(duramen), sorted(duramen("consume", "payments").out.splitlines())
+    known = topic_id(orders)
+    mine, theirs = (orders / "logs" / name / "partition.metadata" for name in ("orders-1", "payments-0"))
+    swapped = mine.read_bytes(), theirs.read_bytes()
+    theirs.write_bytes(swapped[0])
+    mine.write_bytes(swapped[1])
+    (orders / "topics" / "orders.t").unlink()
+    if not with_copy:
+        (orders / "state" / known / "topic").unlink()
+    assert duramen("recover", "--yes").code == 3
+    assert topic_id(orders) == known
+    assert sorted(duramen("consume", "payments").out.splitlines()) == paid
+    works(duramen, orders, before)
+
+
 def test_a_partition_directory_is_gone_and_its_records_are_reported_lost(duramen: Command, orders: Path) -> None:
     shutil.rmtree(orders / "logs" / "orders-0")
     assert duramen("verify").code == 3

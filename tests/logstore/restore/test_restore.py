@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from duramen import compact
 from logstore.commit.committer import Committer
 from logstore.commit.produce import append_table, table_of
 from logstore.directory.state import write_state
@@ -138,6 +140,36 @@ def test_a_moment_before_the_log_start_is_gone(store: LogStore, append: Append) 
     assert set(state_of(store, plan_restore(store, "t", as_of_offsets={0: 8}))) == {b"k6", b"k7"}
     with pytest.raises(OffsetOutOfRange, match="records 2 to 6 are gone"):
         plan_restore(store, "t", since_offsets={0: 2})
+
+
+def test_a_moment_is_found_behind_a_log_start_that_hides_the_latest_time_of_its_segment(
+    store: LogStore, append: Append
+) -> None:
+    topic = store.create_topic("t", configs={"segment.bytes": 200})
+    append("t", [Record(b"a", b"x" * 100, 90), Record(b"b", b"1", 10)])
+    append("t", [Record(b"c", b"x" * 100, 50)])
+    append("t", [Record(b"d", b"x" * 100, 60)])
+    delete_records(store, topic, 0, before_offset=1)
+    plan = plan_restore(store, "t", as_of_timestamp_ms=50)
+    assert plan.end_offsets == (3,)
+    assert set(state_of(store, plan)) == {b"b", b"c"}
+
+
+def test_a_moment_is_found_behind_segments_that_compaction_emptied(tmp_path: Path) -> None:
+    """An empty segment has no time but its file's, which is today's."""
+    configs = {"cleanup.policy": "compact", "segment.bytes": 200, "min.cleanable.dirty.ratio": 0}
+    with LogStore(tmp_path / "store", create=True) as store:
+        store.create_topic("t", configs=configs)
+        for at_ms in (10, 20, 30, 40):
+            store.append("t", [Record(b"a", b"x" * 100, at_ms)])
+        compact(store)
+        for at_ms in (50, 60):
+            store.append("t", [Record(b"a", b"%d" % at_ms, at_ms)])
+        empty = [path for path in (tmp_path / "store").rglob("*.log") if not path.stat().st_size]
+        assert empty
+        plan = plan_restore(store, "t", as_of_timestamp_ms=55)
+        assert plan.end_offsets == (5,)
+        assert state_of(store, plan)[b"a"] == b"50"
 
 
 def test_compaction_that_overtakes_a_plan_is_noticed_when_it_is_read(store: LogStore, append: Append) -> None:
