@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.examining import read_floor
-from logstore.bucket.files import BlockCache, BytesFile, CacheLimits, ObjectFile
+from logstore.bucket.files import BlockCache, CacheLimits, ObjectFile
 from logstore.bucket.freeing import GRACE_MS, ORPHAN_MS, Floor
 from logstore.bucket.keys import is_swept
 from logstore.bucket.manifest import Manifest, Segment
@@ -47,6 +47,7 @@ UNSEEN = (
     "caches and local copies of whoever read it",
 )
 _LOOKS_MAX = 20
+_PART_BYTES = 8 * MIB
 _CACHE = CacheLimits(memory_bytes=32 * MIB)
 _GRACE_TEXT = f"garbage: deleted {GRACE_MS // 3_600_000} hours after it was noted, and not while a pin is live"
 _FREED_TEXT = "sealed: freed a day after that was noted"
@@ -142,8 +143,12 @@ class _Search:
             else:
                 self._add(LEFTOVER, key, number, each, _ORPHAN_TEXT, heads[key].modified_ms + ORPHAN_MS)
         for head in store.objects.list(f"quarantine/{topic.id}/{number}"):
-            data = BytesFile(head.key, store.objects.get(head.key)[0])
-            scan = self._scan.chunks(read_batches(data, 0, data.size(), limits=store.limits, verify_crc=False))
+            cache, size = BlockCache(store.objects, limits=_CACHE), head.size_bytes
+            data = ObjectFile(cache, head.key, size, (0, size), head.key)
+            try:
+                scan = self._scan.chunks(read_batches(data, 0, size, limits=store.limits, verify_crc=False))
+            except FileNotFoundError:
+                continue  # somebody looked at it and deleted it
             self._add(QUARANTINED, head.key, number, scan, "never by itself: look at it, then delete the object")
 
     # --- staged objects ----------------------------------------------------------------------------------------------
@@ -212,7 +217,9 @@ class _Search:
             path = os.path.join(folder, "batches")
             try:
                 with open(path, "wb") as file:
-                    file.write(self._store.objects.get(head.key)[0])
+                    for begin in range(0, head.size_bytes, _PART_BYTES):
+                        span = begin, min(begin + _PART_BYTES, head.size_bytes)
+                        file.write(self._store.objects.ranges(head.key, [span])[0])
                 reader = StagedReader(OS_FILES, path, topic_id=self._topic.id, limits=self._store.limits)
             except ObjectMissing:
                 return

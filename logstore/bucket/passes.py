@@ -16,7 +16,7 @@ from logstore.bucket.sealing import MaintenanceEnvironment, SealRules, seal_part
 from logstore.cleaner.engine import LocalEngine
 from logstore.compaction.budget import with_budget
 from logstore.compaction.maintenance import Context, Worker
-from logstore.compaction.partition_view import ReaderView
+from logstore.compaction.partition_view import PartitionView
 from logstore.compaction.passes import advise, as_ours
 from logstore.compaction.planning import PartitionPlan, plan_view
 from logstore.compaction.receipts import Run, Skip, begun_row, failed_row, finished_row
@@ -59,7 +59,7 @@ def _seal(room: PassRoom, context: Context, plan: PartitionPlan) -> bool:
 
 def plan_pass_of(room: PassRoom, context: Context, looked: Looked) -> PartitionPlan:
     """Of a partition that was looked at."""
-    view = ReaderView(look_at(room.environment, room.source, looked, SealRules()), room.config)
+    view = PartitionView(look_at(room.environment, room.source, looked, SealRules()), room.config)
     return plan_view(view, room.topic, context.planning, context.budget)
 
 
