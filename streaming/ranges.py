@@ -40,7 +40,7 @@ class OffsetRange:
 def subscribed(store: ReadableStore, options: ReadOptions) -> list[tuple[Topic, int]]:
     """The partitions a read covers. Raises UnknownTopic."""
     if options.assign:
-        found = [(store.topic(name), numbers) for name, numbers in sorted(options.assign.items())]
+        found = [(store.known_topic(name), numbers) for name, numbers in sorted(options.assign.items())]
         for topic, numbers in found:
             for number in numbers:
                 topic.partition(number)
@@ -49,7 +49,7 @@ def subscribed(store: ReadableStore, options: ReadOptions) -> list[tuple[Topic, 
         names = [name for name in store.topic_names() if re.fullmatch(options.pattern, name)]
     else:
         names = sorted(set(options.subscribe))
-    topics = [store.topic(name) for name in names]
+    topics = [store.known_topic(name) for name in names]  # the store was opened, or looked at anew, just now
     if not topics:
         raise UnknownTopic(f"no topic matches {options.pattern!r}" if options.pattern else "no topic is named")
     return [(topic, number) for topic in topics for number in range(topic.partitions)]
@@ -105,7 +105,7 @@ def _offset(
     if boundary.timestamps is not None:
         timestamp_ms = boundary.timestamps[topic.name][number]
     if timestamp_ms is not None:
-        found = store.reader(topic, number, end_offset=end).offset_for_timestamp(timestamp_ms)
+        found = store.reader(topic, number, end_offset=end).offset_for_timestamp(timestamp_ms, exact=True)
         if found is not None:
             return min(found.offset, end)
         if name == "starting" and not options.latest_when_no_timestamp:
@@ -160,12 +160,15 @@ def batch_ranges(store: ReadableStore, options: ReadOptions) -> list[OffsetRange
     return pieces(ranges, options)
 
 
-def in_range(store: ReadableStore, options: ReadOptions, wanted: OffsetRange) -> OffsetRange:
-    """The range, begun at the log start when older records are gone and that is allowed.
+def in_range(
+    store: ReadableStore, options: ReadOptions, wanted: OffsetRange, *, is_planned: bool = False
+) -> OffsetRange:
+    """The range, begun at the log start when older records are gone and that is allowed. What `is_planned` is looked at
+    again by its task, so new records take no request here.
 
     Raises OffsetOutOfRange, UnknownTopic.
     """
-    topic = store.topic(wanted.topic)
+    topic = store.known_topic(wanted.topic)
     if topic.id != wanted.topic_id:
         if options.fail_on_data_loss:
             raise _recreated(wanted.topic)
@@ -178,6 +181,8 @@ def in_range(store: ReadableStore, options: ReadOptions, wanted: OffsetRange) ->
             offset=wanted.end,
             hint="The store is older than the query; restart the query",
         )
+    if is_planned and store.is_in_tail(topic, wanted.partition, wanted.start):
+        return wanted
     state = store.partition_state(topic, wanted.partition)
     if options.fail_on_data_loss:
         _check_no_loss(topic, state, wanted)

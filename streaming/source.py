@@ -7,6 +7,7 @@ wrote down that damage took those records; a log start that has moved past a pos
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.util
 import sys
@@ -28,10 +29,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from logstore.errors import InvalidConfig, OffsetOutOfRange
+from logstore.errors import InvalidConfig, OffsetOutOfRange, UnknownTopic
 from logstore.records.columns import DecodedColumns
 from streaming.columns import HEADERS, ChosenColumn, chosen_columns, schema_text, spark_batch
-from streaming.opened import opened
+from streaming.opened import opened, polled
 from streaming.options import ReadOptions, option_of, read_options, write_options
 from streaming.ranges import (
     OffsetRange,
@@ -219,6 +220,9 @@ class LogStreamReader(DataSourceStreamReader):
         return to_stream(self._latest())
 
     def _latest(self) -> Positions:
+        with contextlib.suppress(UnknownTopic), polled(self.options.store, self.options.storage) as store:
+            return latest_positions(store, self.options)
+        # Since the last look it was deleted, and may have been created again.
         with opened(self.options.store, self.options.storage) as store:
             return latest_positions(store, self.options)
 
@@ -227,7 +231,7 @@ class LogStreamReader(DataSourceStreamReader):
         begins = stream_start(self.options, from_stream(start), stops)
         with opened(self.options.store, self.options.storage) as store:
             ranges = [
-                in_range(store, self.options, OffsetRange(*key, begins[key], stop))
+                in_range(store, self.options, OffsetRange(*key, begins[key], stop), is_planned=True)
                 for key, stop in stops.items()
                 if stop > begins[key]
             ]
@@ -245,7 +249,7 @@ def read_range(
     with opened(options.store, options.storage) as store:
         while wanted.start < wanted.end:
             wanted = in_range(store, options, wanted)
-            topic = store.topic(wanted.topic)
+            topic = store.known_topic(wanted.topic)
             end = min(wanted.end, visible_end(store, options, topic, wanted))
             reader = store.reader(topic, wanted.partition, end_offset=end)
             try:

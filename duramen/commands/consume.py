@@ -200,7 +200,7 @@ def _start(
     """The offset to begin at."""
     end = ends.high_watermarks[number]
     if from_timestamp is not None:
-        found = store.reader(topic, number, end_offset=end).offset_for_timestamp(from_timestamp)
+        found = store.reader(topic, number, end_offset=end).offset_for_timestamp(from_timestamp, exact=True)
         return end if found is None else found.offset
     if from_offset is None or from_offset == "earliest":
         return store.partition_state(topic, number).log_start_offset

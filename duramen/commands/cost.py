@@ -47,9 +47,8 @@ FETCH = Requests(reads=1)
 #: a run of maintenance that finds nothing to do, beside one read for each partition
 RUN = Requests(writes=3, reads=12)
 LOOK = Requests(reads=1)
-#: of one micro-batch by one reader, beside its objects and the manifest of each partition
+#: of one micro-batch by one reader, beside its objects
 READING = Requests(reads=4)
-MANIFEST = Requests(reads=1)
 #: a reader's question for something new
 POLL = Requests(reads=1)
 #: segments that a pass over a partition reads
@@ -91,7 +90,7 @@ def requests_a_day(load: Load) -> dict[str, Requests]:
     seals = min(batches, _DAY_MS / load.seal_ms)
     objects = Requests(reads=load.tasks)
     plan_and_objects = Requests(reads=1) + objects
-    one_tail = READING + objects + MANIFEST.times(load.partitions)
+    one_tail = READING + objects
     one_pass = COMPACTION + FETCH.times(_SOURCES)
     return {
         "commit": (COMMIT + Requests(writes=load.tasks * object_writes)).times(batches),

@@ -211,7 +211,7 @@ def _begin(place: _Place, at_offset: int | None, at_ms: int | None, backward: bo
         return None
     reader = place.view.store.reader(place.topic, place.number, end_offset=place.end)
     try:
-        found = reader.offset_for_timestamp(at_ms)
+        found = reader.offset_for_timestamp(at_ms, exact=True)
         return _first_since(place, reader, at_ms) if found is None else found.offset
     finally:
         reader.close()

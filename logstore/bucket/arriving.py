@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from logstore.bucket.definitions import commit_rows, project
 from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import check_age
-from logstore.bucket.keys import ARRIVING, arriving_key, new_nonce, quarantine_key, segment_key, topic_prefixes
+from logstore.bucket.keys import ARRIVING, arriving_key, is_mark, new_nonce, quarantine_key, segment_key, topic_prefixes
 from logstore.bucket.manifest import Manifest, Segment
 from logstore.bucket.rows import Kind, LedgerView, TopicRow, Transactions
 from logstore.bucket.segment_object import FileParts, LocalSegment, measured, put_segment
@@ -190,7 +190,7 @@ def sweep_arrivals(store: BucketStore, *, now_ms: int, orphan_ms: int, fence: Ca
 
     List the marks; fence the ledger; read it again; delete. `now_ms` and the marks' ages are the server's.
     """
-    marks = {head.key.rpartition("/")[2]: head for head in store.objects.list(ARRIVING)}
+    marks = {head.key.rpartition("/")[2]: head for head in store.objects.list(ARRIVING) if is_mark(head.key)}
     old = [topic_id for topic_id, head in marks.items() if now_ms - head.modified_ms >= orphan_ms]
     if not old:
         return []

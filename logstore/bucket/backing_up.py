@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.collecting import encode_floor
-from logstore.bucket.commit_file import LOG, SUMMARY, commit_key, encode_summary
+from logstore.bucket.commit_file import LOG, SUMMARY, SUMMARY_COPY, commit_key, encode_summary
 from logstore.bucket.departing import BucketDepartures, bucket_departures
 from logstore.bucket.freeing import Floor, is_free, sealed_sequence
 from logstore.bucket.keys import floor_key, manifest_key, new_nonce, page_key, topic_key
@@ -66,7 +66,7 @@ def check_empty(target: Objects, url: str) -> None:
 
 def copy_objects(store: BucketStore, target: Objects, progress: Callable[[int], None]) -> BackedUp:
     """Everything but `duramen.json`. Raises BackupRefused, SegmentsChanged where the pin did not hold."""
-    with bucket_departures(store, store.topics(), what="backup") as leaving:
+    with bucket_departures(store, None, what="backup") as leaving:
         copier = _Copier(store.objects, target, progress)
         try:
             copier.copy(_named(store, leaving))
@@ -163,4 +163,6 @@ def _write_ledger(store: BucketStore, copier: _Copier, target: Objects, leaving:
     """The commit files up to the version, for SQL, and its summary, which is what a store begins from."""
     last = commit_key(leaving.view.version)
     copier.copy([head.key for head in store.objects.list(LOG) if head.key <= last or not head.key.endswith(".json")])
+    # Old commit files may be gone: recovery would need it.
+    target.create(SUMMARY_COPY, encode_summary(leaving.view, new_nonce(), limits=store.limits))
     target.create(SUMMARY, encode_summary(leaving.view, new_nonce(), limits=store.limits))

@@ -14,29 +14,32 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.arriving import sweep_arrivals
-from logstore.bucket.commit_file import LOG, Entry, commit_key
+from logstore.bucket.commit_file import LOG, SUMMARY, SUMMARY_COPY, Entry, commit_key, decode_summary
+from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import (
     GRACE_MS,
     ORPHAN_MS,
     Floor,
+    check_age,
     cleared_floor,
     collectable,
     free_plans,
     named,
     orphan_candidates,
     orphans,
+    over_long_ago,
     raise_floor,
     sealed_sequence,
 )
 from logstore.bucket.judging import check_clock
-from logstore.bucket.keys import LOG_FLOOR, floor_key, new_nonce
+from logstore.bucket.keys import LOG_FLOOR, MANIFESTS, floor_key, is_swept, new_nonce, partition_of
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.manifests import Manifests
 from logstore.bucket.pins import read_pins
 from logstore.bucket.replacing import collected, fence_partition
 from logstore.bucket.rows import Kind, LedgerView, PlanRef
 from logstore.directory.sealed import seal, unseal, whole_number
-from logstore.errors import CommitConflict, ObjectChanged, ObjectExists, ObjectMissing, SegmentsChanged
+from logstore.errors import CommitConflict, LedgerError, ObjectChanged, ObjectExists, ObjectMissing, SegmentsChanged
 from logstore.objects.objects import Version
 
 if TYPE_CHECKING:
@@ -71,6 +74,8 @@ class Collector:
         self._ahead_ms = _server_ahead_ms(store)
         #: of topics that `free` looked at: up to where all their manifests have them sealed
         self._sealed: dict[str, int] = {}
+        #: topics that have ended, of which nothing is left
+        self._buried: set[str] = set()
         self.manifests = Manifests(store.objects, self.now_ms, limits=store.limits)
 
     def now_ms(self) -> int:
@@ -162,7 +167,18 @@ class Collector:
 
     def prune(self) -> int:
         """Let the ledger forget rows whose objects are gone, and offsets that `free` found sealed; returns how many."""
-        return self._store.ledger.prune(self.floors(), self._sealed)
+        return self._store.ledger.prune(self.floors(), self._sealed, self._buried)
+
+    def bury(self) -> int:
+        """Delete manifests and floors of topics that are over for long; `prune` forgets them. Returns how many."""
+        view = self._store.ledger.refresh()
+        for topic_id in over_long_ago(view, now_ms=self.now_ms(), orphan_ms=self._ages.orphan_ms):
+            if any(next(self._objects.list(f"{prefix}/{topic_id}"), None) for prefix in ("logs", "pages")):
+                continue  # what a killed process left: the sweep takes it first, by the manifests
+            self._delete([head.key for head in self._objects.list(f"{MANIFESTS}/{topic_id}")])
+            self._delete([floor_key(topic_id)])
+            self._buried.add(topic_id)
+        return len(self._buried)
 
     def clean_log(self) -> int:
         """Delete commit files a day after a summary had them all; returns how many.
@@ -176,11 +192,34 @@ class Collector:
             return raise_floor(floor, summarized, now_ms=now_ms, pins=(), nonce=nonce)
 
         floor = self._change_floor(LOG_FLOOR, rise)
+        if floor.freed <= floor.cleared or not self._copy_summary(floor.freed):
+            return 0
         # The last one that the summary has stays: a log is never empty.
         self._delete([commit_key(version) for version in range(floor.cleared, floor.freed)])
-        if floor.freed > floor.cleared:
-            self._cleared(LOG_FLOOR, floor.freed)
+        self._cleared(LOG_FLOOR, floor.freed)
         return floor.freed - floor.cleared
+
+    def _copy_summary(self, least: int) -> bool:
+        """Copy a summary that has every commit which goes: without the summary, recovery begins there.
+
+        False when others wrote it meanwhile: they go on, or the next run does.
+        """
+        try:
+            seen = self._objects.get(SUMMARY_COPY)[1]
+        except ObjectMissing:
+            seen = None
+        data = self._objects.get(SUMMARY)[0]  # behind that, so the copy never goes back
+        version = decode_summary(data, limits=self._store.limits).version
+        if version < least:
+            raise LedgerError(f"the summary is of version {version}, and was of {least}", file=SUMMARY)
+        try:
+            if seen is None:
+                self._objects.create(SUMMARY_COPY, data)
+            else:
+                self._objects.replace(SUMMARY_COPY, data, seen)
+            return True
+        except (ObjectExists, ObjectChanged):
+            return False
 
     def _files_of(self, plan: PlanRef) -> list[str]:
         """None where the plan is gone: its files went before it."""
@@ -226,17 +265,24 @@ class Collector:
         """
         self._delete(self._stray_commits())
         now_ms = self.now_ms()
-        listed = (head for prefix in _SWEPT for head in self._objects.list(prefix))
+        began = Elapsed()
+        listed = (head for prefix in _SWEPT for head in self._objects.list(prefix) if is_swept(head.key))
         candidates = orphan_candidates(listed, now_ms=now_ms, orphan_ms=self._ages.orphan_ms)
         known = {row.topic_id for row in self._store.ledger.refresh().rows}
         # What lies below a topic that the ledger does not know is left: nothing fences it.
-        candidates = tuple(key for key in candidates if key.startswith("data/") or _partition_of(key)[0] in known)
+        of = {key: partition_of(key) for key in candidates}
+        candidates = tuple(key for key, partition in of.items() if partition is None or partition[0] in known)
         if not candidates:
             return []
         self._fence()
-        concerned = sorted({_partition_of(key) for key in candidates if not key.startswith("data/")})
+        concerned = sorted({partition for key in candidates if (partition := of[key]) is not None})
         for topic_id, number in concerned:
-            self.manifests.change(topic_id, number, lambda seen, _, nonce: fence_partition(seen, nonce=nonce))
+            self.manifests.change(
+                topic_id,
+                number,
+                lambda seen, _, nonce: fence_partition(seen, nonce=nonce),
+                check=lambda: check_age(began.ms()),
+            )
         view = self._store.ledger.refresh()
         manifests = (self.manifests.read(topic_id, number).manifest for topic_id, number in concerned)
         names = named(
@@ -279,11 +325,6 @@ def _server_ahead_ms(store: BucketStore) -> int:
         return check_clock(own_ms, store.objects.head(key).modified_ms) - own_ms
     finally:
         store.objects.delete([key])
-
-
-def _partition_of(key: str) -> tuple[str, int]:
-    _, topic_id, number, _ = key.split("/")
-    return topic_id, int(number)
 
 
 def _without_ends(view: LedgerView) -> LedgerView:

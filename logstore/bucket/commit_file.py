@@ -33,6 +33,8 @@ from logstore.topics.registry import topic_document, topic_from
 VERSION = 1
 LOG = "ledger/commits/_delta_log"
 SUMMARY = "ledger/summary"
+#: an older one, behind which every commit file is still there; for `recover`
+SUMMARY_COPY = "ledger/summary-copy"
 #: `name:NAME` changes whenever a topic of that name comes or goes, `sweep` with each fence of a sweep
 NAME, SWEEP = "name:", "sweep"
 _SIZES = (1, 2, 4, 8)
@@ -93,7 +95,7 @@ def decode_commit(data: bytes, version: int, *, limits: Limits) -> Entry:
         if not isinstance(details, dict) or not isinstance(document["sweep"], bool):
             raise ValueError("details or sweep of another type")
         return Entry(rows, _text(document["nonce"]), document["sweep"], details)
-    except (KeyError, TypeError, ValueError, CorruptState) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, CorruptState) as error:
         raise LedgerError(f"a malformed commit: {error}", file=key) from None
 
 
@@ -141,7 +143,7 @@ def decode_summary(data: bytes, *, limits: Limits) -> LedgerView:
             {topic.id: topic for topic in topics},
             {_text(topic_id): _unstable(pairs) for topic_id, pairs in dict(content.get("unstable", {})).items()},
         )
-    except (KeyError, TypeError, ValueError, zlib.error, CorruptState) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, zlib.error, CorruptState) as error:
         raise LedgerError(f"a malformed summary: {error}", file=SUMMARY) from None
 
 

@@ -9,7 +9,6 @@ sweep takes what nobody names.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +19,7 @@ from logstore.bucket.manifest import Segment
 from logstore.bucket.producers import Producers
 from logstore.bucket.reader import Looked, PartitionSource, aborted_by
 from logstore.bucket.replacing import CompactionPass, Group, apply_pass
+from logstore.bucket.scratch import scratch_folder
 from logstore.bucket.sealing import MaintenanceEnvironment
 from logstore.bucket.segment_object import LocalSegment, fetch_segments, part_spans, put_segment
 from logstore.cleaner.cleaner import run_pass
@@ -28,7 +28,7 @@ from logstore.cleaner.transactions import find_transactions
 from logstore.cleaner.work import Cleaned, PassReport, PassWork
 from logstore.compaction.segment_counts import counts_of_group
 from logstore.directory.state import PartitionState, read_state, write_state
-from logstore.errors import DamagedLog, DiskFull, ObjectMissing, SegmentsChanged, is_disk_full
+from logstore.errors import DamagedLog, ObjectMissing, SegmentsChanged
 from logstore.files import OS_FILES, FileSystem, replace_file
 from logstore.ledger.rows import RunRow
 from logstore.objects.objects import Objects
@@ -60,17 +60,8 @@ class FetchedPass:
         swapped: Callable[[Cleaned], None] = lambda _: None,
     ) -> CleanedCopy:
         """Fetch, clean and put. Raises ObjectMissing where a source is gone, DiskFull, and what stops the cleaner."""
-        try:
-            with tempfile.TemporaryDirectory(prefix="duramen-", dir=folder) as scratch:
-                return self._done_in(scratch, engine, in_parallel, swapped)
-        except OSError as error:
-            if is_disk_full(error):
-                raise DiskFull(
-                    f"no space left for the local copy: {error.strerror}",
-                    file=error.filename,
-                    hint="The store stands as it was; make room, or set another folder for temporary files",
-                ) from error
-            raise
+        with scratch_folder(folder) as scratch:
+            return self._done_in(scratch, engine, in_parallel, swapped)
 
     def _done_in(
         self,

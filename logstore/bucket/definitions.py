@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from logstore.bucket.commit_file import Entry
+from logstore.bucket.elapsed import Elapsed
+from logstore.bucket.freeing import check_age
 from logstore.bucket.judging import plan_clock
 from logstore.bucket.keys import TOPICS, new_nonce, topic_key
 from logstore.bucket.lost_commits import Copy
@@ -31,6 +33,7 @@ from logstore.errors import (
     ObjectExists,
     ObjectMissing,
     TopicExists,
+    UnknownTopic,
 )
 from logstore.topics.definition import TopicChange, altered_topic, is_change, new_topic
 from logstore.topics.registry import Topic, topic_document, topic_from, unknown_topic
@@ -95,6 +98,19 @@ def alter_topic(store: BucketStore, name: str, change: TopicChange, *, dry_run: 
     return row.definition
 
 
+def touch_topic(store: BucketStore, topic: Topic) -> None:
+    """A row that changes nothing, so that everybody looks again. Raises UnknownTopic, CommitUnknown."""
+
+    def next_row(view: LedgerView) -> tuple[TopicRow, ...]:
+        newest = view.newest(topic.id)
+        if newest is None or newest.kind is Kind.ENDED:
+            raise UnknownTopic(f"topic {topic.name} was deleted meanwhile")
+        clock_ms = plan_clock(store.clock.now_ms(), view, [topic.id])
+        return (replace(_bare(newest), sequence=newest.sequence + 1, kind=Kind.DEFINED, clock_ms=clock_ms),)
+
+    commit_rows(store, next_row)
+
+
 def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Topic:
     """End the topic: from here on it is not found. Then its manifests are ended; maintenance frees its objects.
 
@@ -118,7 +134,7 @@ def delete_topic(store: BucketStore, name: str, *, dry_run: bool = False) -> Top
 
 def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
     """Nothing can be sealed behind this. Idempotent: who deletes may have died before."""
-
+    made = Elapsed()
     for number in range(partitions):
         store.manifests.change(
             topic_id,
@@ -126,6 +142,7 @@ def end_manifests(store: BucketStore, topic_id: str, partitions: int) -> None:
             lambda seen, now_ms, nonce: (
                 None if seen and seen.ended else end_partition(seen, now_ms=now_ms, nonce=nonce)
             ),
+            check=lambda: check_age(made.ms()),
         )
 
 

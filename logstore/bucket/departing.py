@@ -74,21 +74,27 @@ class BucketDepartures:
 
 
 @contextlib.contextmanager
-def bucket_departures(store: BucketStore, topics: Sequence[Topic], *, what: str) -> Iterator[BucketDepartures]:
-    """Raises BackupRefused where a topic is another one by now, LedgerError. `what` is for stores that lock."""
+def bucket_departures(store: BucketStore, topics: Sequence[Topic] | None, *, what: str) -> Iterator[BucketDepartures]:
+    """Some topics, or all that there are at the moment (None); one that was read before may be another one by then.
+
+    Raises BackupRefused, LedgerError. `what` is for stores that lock.
+    """
     with store.pins.held():
         for attempt in range(_LOOKS_MAX):
             if attempt:
                 time.sleep(_LOOK_AGAIN_S)
+            chosen = store.topics() if topics is None else topics
             manifests = {
                 (topic.id, number): store.manifests.read(topic.id, number).manifest
-                for topic in topics
+                for topic in chosen
                 for number in range(topic.partitions)
             }
             taken_ms, view = store.clock.now_ms(), store.ledger.refresh()
-            looked = _look(view, topics, manifests)
+            if topics is None and view.definitions != {topic.id: topic for topic in chosen}:
+                continue  # one came, went or was altered since the manifests were read
+            looked = _look(view, chosen, manifests)
             if looked is not None:
-                yield BucketDepartures(store, view, topics, looked, taken_ms)
+                yield BucketDepartures(store, view, chosen, looked, taken_ms)
                 return
         raise LedgerError("the ledger lacks rows that no manifest has sealed", hint="Run `duramen verify`")
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.bucket.examining import read_floor
-from logstore.bucket.files import BlockCache, BytesFile, CacheLimits, ObjectFile
+from logstore.bucket.files import BlockCache, CacheLimits, ObjectFile
 from logstore.bucket.freeing import GRACE_MS, ORPHAN_MS, Floor
+from logstore.bucket.keys import is_swept
 from logstore.bucket.manifest import Manifest, Segment
 from logstore.bucket.reader import Looked, look
 from logstore.bucket.rows import Kind, TopicRow
@@ -46,8 +47,10 @@ UNSEEN = (
     "caches and local copies of whoever read it",
 )
 _LOOKS_MAX = 20
+_PART_BYTES = 8 * MIB
 _CACHE = CacheLimits(memory_bytes=32 * MIB)
 _GRACE_TEXT = f"garbage: deleted {GRACE_MS // 3_600_000} hours after it was noted, and not while a pin is live"
+_FREED_TEXT = "sealed: freed a day after that was noted"
 _ORPHAN_TEXT = f"no commit names it: swept once it is {ORPHAN_MS // 86_400_000} days old"
 
 
@@ -140,8 +143,12 @@ class _Search:
             else:
                 self._add(LEFTOVER, key, number, each, _ORPHAN_TEXT, heads[key].modified_ms + ORPHAN_MS)
         for head in store.objects.list(f"quarantine/{topic.id}/{number}"):
-            data = BytesFile(head.key, store.objects.get(head.key)[0])
-            scan = self._scan.chunks(read_batches(data, 0, data.size(), limits=store.limits, verify_crc=False))
+            cache, size = BlockCache(store.objects, limits=_CACHE), head.size_bytes
+            data = ObjectFile(cache, head.key, size, (0, size), head.key)
+            try:
+                scan = self._scan.chunks(read_batches(data, 0, size, limits=store.limits, verify_crc=False))
+            except FileNotFoundError:
+                continue  # somebody looked at it and deleted it
             self._add(QUARANTINED, head.key, number, scan, "never by itself: look at it, then delete the object")
 
     # --- staged objects ----------------------------------------------------------------------------------------------
@@ -151,18 +158,32 @@ class _Search:
         store, topic = self._store, self._topic
         floor = read_floor(store.objects, topic.id) or Floor()
         view = store.ledger.refresh()
+        placed: set[str] = set()
         for row in view.topic(topic.id):
             if row.kind is Kind.BATCH and row.plan is not None:
                 self._commit(row, floor)
+                placed.add(row.plan.key)
         known: set[str] = set()
-        for plan in {row.plan for row in view.rows if row.plan is not None}:
+        #: sealed everywhere and not freed, by this topic or another one; the ledger has forgotten their offsets
+        sealed: set[str] = set()
+        for row in view.rows:
+            if row.plan is None:
+                continue
             try:
-                known.update(key for key, _, _ in store.shelf.plans.get(plan).files)
+                files = {key for key, _, _ in store.shelf.plans.get(row.plan).files}
             except ObjectMissing:
                 continue  # its files went before it
+            known |= files
+            if row.plan.key not in placed and any(topic_id == topic.id for topic_id, _ in row.plan.topics):
+                sealed |= files
+        freed_ms = floor.sealed_since_ms + GRACE_MS
         for head in store.objects.list("data"):
-            if head.key.endswith(".batches") and head.key not in known:
-                self._orphan(head)
+            if not head.key.endswith(".batches") or not is_swept(head.key):
+                continue
+            if head.key in sealed:
+                self._staged(head, _FREED_TEXT, freed_ms)
+            elif head.key not in known:
+                self._staged(head, _ORPHAN_TEXT, head.modified_ms + ORPHAN_MS)
 
     def _commit(self, row: TopicRow, floor: Floor) -> None:
         assert row.plan is not None
@@ -175,7 +196,7 @@ class _Search:
         for number in range(len(row.end_offsets)):
             commit = TailCommit.of(plan, row, number, 0)
             is_tail = row.end_offsets[number] > self._sealed.get(number, 0)
-            goes = "with the compaction behind its seal" if is_tail else "sealed: freed a day after that was noted"
+            goes = "with the compaction behind its seal" if is_tail else _FREED_TEXT
             for piece, base_offset in commit.pieces():
                 key = plan.files[piece.file][0]
                 try:
@@ -190,21 +211,24 @@ class _Search:
     def _one(self, chunk: Chunk) -> Found:
         return self._scan.chunks(iter([chunk]))
 
-    def _orphan(self, head: Head) -> None:
+    def _staged(self, head: Head, goes: str, goes_ms: int) -> None:
+        """A staged object by its own directory: its offsets are none yet, or nobody knows them any more."""
         with tempfile.TemporaryDirectory(prefix="duramen-") as folder:
             path = os.path.join(folder, "batches")
             try:
                 with open(path, "wb") as file:
-                    file.write(self._store.objects.get(head.key)[0])
+                    for begin in range(0, head.size_bytes, _PART_BYTES):
+                        span = begin, min(begin + _PART_BYTES, head.size_bytes)
+                        file.write(self._store.objects.ranges(head.key, [span])[0])
                 reader = StagedReader(OS_FILES, path, topic_id=self._topic.id, limits=self._store.limits)
             except ObjectMissing:
                 return
             except DuramenError as error:
-                return self._unreadable(STAGING, head.key, None, Found(unreadable=str(error)), _ORPHAN_TEXT)
+                return self._unreadable(STAGING, head.key, None, Found(unreadable=str(error)), goes)
             try:
                 for number in range(self._topic.partitions):
                     found = self._scan.chunks(reader.chunks(number))
-                    self._add(STAGING, head.key, number, found, _ORPHAN_TEXT, head.modified_ms + ORPHAN_MS)
+                    self._add(STAGING, head.key, number, found, goes, goes_ms)
             finally:
                 reader.release()
 

@@ -288,9 +288,10 @@ class ObjectFile(ReadOnlyFile):
         view = self.view_of(buffer, position)
         if not len(view):
             return 0
-        with as_missing_file(self.path):
-            if self._copy is not None and self._copy.read_into(self._key, view, self._begin + position):
-                return len(view)
+        if self._copy is not None:
+            with as_missing_file(self.path):
+                if self._copy.read_into(self._key, view, self._begin + position):
+                    return len(view)
         limits = self._cache.limits
         end = position + len(view)
         # A reader goes on where the last whole batch ended, a little before it stopped.

@@ -7,6 +7,7 @@ may still look for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -136,12 +137,33 @@ def free_plans(
     )
 
 
-def kept_rows(view: LedgerView, floors: Mapping[str, Floor], sealed: Mapping[str, int]) -> tuple[TopicRow, ...]:
+def over_long_ago(view: LedgerView, *, now_ms: int, orphan_ms: int = ORPHAN_MS) -> tuple[str, ...]:
+    """Topics that ended so long ago that nobody can seal or retain them any more, and that nothing else speaks of.
+
+    Their garbage and their staged objects are gone: only then a row of an end has no offsets. Whoever writes a manifest
+    refuses what it looked at half as long ago (see `check_age`).
+    """
+    named = {topic_id for row in view.rows if row.plan is not None for topic_id, _ in row.plan.topics}
+    counts = Counter(row.topic_id for row in view.rows)
+    return tuple(
+        row.topic_id
+        for row in view.rows
+        if row.kind is Kind.ENDED
+        and not row.end_offsets
+        and counts[row.topic_id] == 1  # an app's last batch may have been in it
+        and row.topic_id not in named
+        and now_ms - row.clock_ms >= orphan_ms
+    )
+
+
+def kept_rows(
+    view: LedgerView, floors: Mapping[str, Floor], sealed: Mapping[str, int], buried: Collection[str] = ()
+) -> tuple[TopicRow, ...]:
     """What the ledger must still say: a topic's newest row, an app's newest, and what is not cleared.
 
     `sealed`: of some topics the sequence up to which every manifest that is in force has sealed them; of an ended one
     that nothing is listed and no garbage left. Nobody asks those rows for offsets any more: whoever has an older
-    manifest looks again.
+    manifest looks again. `buried`: topics of which nothing is left at all.
     """
     newest_topic = {row.topic_id: row for row in view.rows if row.topic_id != NO_TOPIC}
     newest_app: dict[str | None, TopicRow] = {row.app_id: row for row in view.rows if row.app_id is not None}
@@ -150,6 +172,8 @@ def kept_rows(view: LedgerView, floors: Mapping[str, Floor], sealed: Mapping[str
         cleared = floors[row.topic_id].cleared if row.topic_id in floors else 0
         through = sealed.get(row.topic_id, 0)
         if newest_topic.get(row.topic_id) is row:
+            if row.kind is Kind.ENDED and row.topic_id in buried:
+                continue
             is_over = row.kind is Kind.ENDED and row.sequence <= min(cleared, through)
             kept.append(_without_offsets(row) if is_over else row)
         elif row.sequence > max(cleared, through):

@@ -33,6 +33,13 @@ STORE = "duramen.json"
 LOG_FLOOR = "ledger/floor"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_NONCE = r"[0-9a-f]{32}"
+#: what a sweep may delete. Whatever else lies below the same prefix is somebody else's: another store's, or a file
+_SWEPT = re.compile(
+    rf"data/[0-9a-f]{{2}}/[A-Za-z0-9_-]{{1,64}}/([0-9]+-{_NONCE}\.batches|plan-{_NONCE})\Z"
+    rf"|data/clock/{_NONCE}\Z"
+    rf"|(logs|pages)/(?P<topic>[A-Za-z0-9_-]{{1,64}})/(?P<number>[0-9]+)/([0-9]{{20}}-)?{_NONCE}\Z"
+)
 
 
 def new_nonce() -> str:
@@ -96,6 +103,28 @@ def quarantine_key(topic_id: str, partition: int, base_offset: int, nonce: str) 
 def staged_quarantine_key(topic_id: str, partition: int, base_offset: int) -> str:
     """Of a piece of a staged object, whose batches have no offsets yet: it began at `base_offset`."""
     return quarantine_key(topic_id, partition, base_offset, f"staged-{new_nonce()}")
+
+
+def is_swept(key: str) -> bool:
+    """Whether an object below `data/`, `logs/` or `pages/` has a name that only a store gives."""
+    return _SWEPT.match(key) is not None
+
+
+def partition_of(key: str) -> tuple[str, int] | None:
+    """Topic id and partition of a segment or a page with such a name; None for level 0."""
+    found = _SWEPT.match(key)
+    assert found is not None
+    return None if found["topic"] is None else (found["topic"], int(found["number"]))
+
+
+def is_pin(key: str) -> bool:
+    return re.fullmatch(f"{PINS}/{_NONCE}", key) is not None
+
+
+def is_mark(key: str) -> bool:
+    """Of a topic that comes in."""
+    prefix, _, topic_id = key.partition("/")
+    return prefix == ARRIVING and _NAME.match(topic_id) is not None
 
 
 def _plan_folder(plan_id: str) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import operator
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from logstore.bucket.commit_file import (
@@ -223,7 +223,7 @@ class BucketLedger:
 
     # --- the summary ------------------------------------------------------------------------------------------------
 
-    def prune(self, floors: Mapping[str, Floor], sealed: Mapping[str, int]) -> int:
+    def prune(self, floors: Mapping[str, Floor], sealed: Mapping[str, int], buried: Collection[str] = ()) -> int:
         """Forget rows that nobody needs any more, and offsets of those that are sealed; returns how many rows went.
 
         The objects of the rows were deleted before.
@@ -231,7 +231,7 @@ class BucketLedger:
         with self._lock:
             while True:
                 view = self._reloaded()
-                rows = kept_rows(view, floors, sealed)
+                rows = kept_rows(view, floors, sealed, buried)
                 if len(rows) == len(view.rows) and all(map(operator.is_, rows, view.rows)):
                     return 0
                 with contextlib.suppress(ObjectExists, ObjectChanged):

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from logstore.bucket.commit_file import (
     LOG,
     SUMMARY,
+    SUMMARY_COPY,
     Entry,
     commit_key,
     decode_commit,
@@ -88,19 +89,30 @@ def look_at_ledger(store: BucketStore) -> LedgerRepair:
         problem = "the ledger's summary is gone"
     except LedgerError as error:
         problem = str(error)
+    if problem is not None:
+        base = _copied_summary(store)
     there = list(_versions(store, base.version))
     newest = max([base.version, *there])
-    if problem is not None and (not there or there[0] > 0):
+    if base.version < 0 and (not there or there[0] > 0):
         raise LedgerError(
             f"{problem}; and commit {0 if not there else there[0] - 1}, which it could be made from, is gone",
             file=SUMMARY,
             hint="Bring the object back from another version of the bucket, or restore a backup",
         )
     if problem is not None:
-        repair.notes.append(f"{problem}: made again from {newest + 1} commits")
+        begin = "" if base.version < 0 else " a copy of it and"
+        repair.notes.append(f"{problem}: made again from{begin} {newest - base.version} commits")
         repair.needs_summary = True
     _follow(store, repair, base, range(base.version + 1, newest + 1), set(there))
     return repair
+
+
+def _copied_summary(store: BucketStore) -> LedgerView:
+    """What was copied before commit files behind it were deleted."""
+    try:
+        return decode_summary(store.objects.get(SUMMARY_COPY)[0], limits=store.limits)
+    except (ObjectMissing, LedgerError):
+        return LedgerView(-1)
 
 
 def carry_out(store: BucketStore, repair: LedgerRepair) -> None:
@@ -116,20 +128,22 @@ def carry_out(store: BucketStore, repair: LedgerRepair) -> None:
             raise SegmentsChanged("others wrote the commit meanwhile", file=commit_key(version)) from None
     if repair.needs_summary:
         overwrite(store.objects, SUMMARY, encode_summary(repair.view, new_nonce(), limits=store.limits))
-    if repair.needs_fence:
+    if repair.needs_fence and repair.view.definitions:
         concerned = {row.topic_id for row in repair.view.rows if row.is_lost}
         commit_rows(store, lambda view: _fence(view, concerned), details={FENCE: True})
 
 
 def _fence(view: LedgerView, concerned: set[str]) -> tuple[TopicRow, ...]:
-    return tuple(
-        TopicRow(
-            topic.id, newest.sequence + 1, Kind.DEFINED, newest.config_version, newest.end_offsets, newest.end_offsets,
-            newest.clock_ms, definition=replace(topic, keyed=False) if topic.id in concerned else topic,
-        )
-        for topic in view.definitions.values()
-        if (newest := view.newest(topic.id)) is not None
-    )  # fmt: skip
+    rows = []
+    for topic in view.definitions.values():
+        newest = view.newest(topic.id)
+        if newest is not None:
+            ends, keyed = newest.end_offsets, topic.keyed and topic.id in concerned
+            row = TopicRow(
+                topic.id, newest.sequence + 1, Kind.DEFINED, newest.config_version, ends, ends, newest.clock_ms
+            )
+            rows.append(replace(row, definition=replace(topic, keyed=False)) if keyed else row)
+    return tuple(rows)
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------

@@ -108,14 +108,16 @@ class LocalCopy:
             for piece in pieces:
                 begin, stop = max(piece.begin, position), min(piece.end, end)
                 self._read(view[begin - position : stop - position], piece.position + begin - piece.begin)
-        except OSError:  # the disk is full, or fails: it is of no more use
-            self._give_up()
+        except OSError:  # the disk is full, or fails: what is here is of no more use
+            self.close()
             return False
         return bool(pieces)
 
     def close(self) -> None:
         """Fetch no more, and let go of the file once nobody writes to it any more. Idempotent."""
-        left, lock = self._give_up(), threading.Lock()
+        self._pieces.clear()
+        left = {each for each in self._coming.values() if each is not None and not each.cancel() and not each.done()}
+        lock = threading.Lock()
         if not left:
             self._file.close()
 
@@ -127,11 +129,6 @@ class LocalCopy:
 
         for future in tuple(left):
             future.add_done_callback(end)
-
-    def _give_up(self) -> set[Future[None]]:
-        """Fetch no more; returns what cannot be stopped any more."""
-        self._pieces.clear()
-        return {each for each in self._coming.values() if each is not None and not each.cancel() and not each.done()}
 
     def _covering(self, key: str, begin: int, end: int) -> list[Piece]:
         """The pieces that have these bytes; none where some are in no piece."""

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from logstore.bucket.collecting import Ages, Collector
-from logstore.bucket.definitions import end_manifests
+from logstore.bucket.definitions import end_manifests, touch_topic
 from logstore.bucket.keys import new_nonce
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.passes import PassRoom, compact_partition, plan_pass_of
@@ -113,11 +113,14 @@ def retain(
 def delete_up_to(
     store: BucketStore, topic: Topic, number: int, *, before_offset: int | None, dry_run: bool = False
 ) -> DeletedRecords:
-    """Hide the records of a partition below an offset. Raises OffsetOutOfRange, UnknownTopic."""
+    """Hide the records of a partition below an offset. Raises OffsetOutOfRange, UnknownTopic, CommitUnknown."""
     environment = MaintenanceEnvironment(store.objects, store.manifests, store.shelf)
-    return delete_records(
+    done = delete_records(
         environment, store.source(topic, number), topic.id, before_offset=before_offset, dry_run=dry_run
     )
+    if not dry_run:
+        touch_topic(store, topic)  # whoever goes by the rows alone looks at the manifest again
+    return done
 
 
 def maintain(
@@ -256,6 +259,8 @@ class _Run:
             self._try(row.topic_id, lambda row=row: self._end(row.topic_id, len(row.end_offsets)))  # type: ignore[misc]
         for topic_id in (*(topic.id for topic in topics), *(row.topic_id for row in ended)):
             self._try(topic_id, lambda topic_id=topic_id: self._free(topic_id))  # type: ignore[misc]
+        if self.rules.sweep:
+            self._try("ledger", self._bury)
         self._try("ledger", self._prune)
         if self.rules.sweep:
             self._try("sweep", lambda: self.done.swept.extend(self.collector.sweep()))
@@ -267,6 +272,9 @@ class _Run:
         end_manifests(self.store, topic_id, partitions)
         for number in range(partitions):
             self._collect(topic_id, number)
+
+    def _bury(self) -> None:
+        self.collector.bury()
 
     def _free(self, topic_id: str) -> None:
         self.done.plans += self.collector.free(topic_id, self.seen.get(topic_id))

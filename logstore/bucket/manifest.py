@@ -51,9 +51,7 @@ class Segment:
     @property
     def age_ms(self) -> int:
         """The time of its newest record; of its last append where no record has one."""
-        if self.largest_timestamp_ms >= 0 or not self.log_bytes:
-            return self.largest_timestamp_ms
-        return self.appended_ms
+        return self.largest_timestamp_ms if self.largest_timestamp_ms >= 0 else self.appended_ms
 
 
 @dataclass(frozen=True, slots=True)

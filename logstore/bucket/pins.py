@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from logstore.bucket.freeing import CLOCK_OFF_MS_MAX, HOUR_MS, Pin
-from logstore.bucket.keys import PINS, new_nonce, pin_key
+from logstore.bucket.keys import PINS, is_pin, new_nonce, pin_key
 from logstore.clock import Clock
 from logstore.directory.sealed import seal, unseal, whole_number
 from logstore.errors import AccessDenied, CorruptState, DuramenError, ObjectMissing, ObjectStoreError
@@ -107,6 +107,8 @@ def read_pins(objects: Objects, now_ms: int) -> tuple[Pin, ...]:
     """All pins. One that cannot be read holds everything until it is two days old: nobody knows what it protects."""
     found = []
     for head in objects.list(PINS):
+        if not is_pin(head.key):
+            continue
         try:
             document = unseal(objects.get(head.key)[0], version=_VERSION, file=head.key)
             started_ms = whole_number(document, "started_ms", file=head.key)
@@ -120,7 +122,8 @@ def read_pins(objects: Objects, now_ms: int) -> tuple[Pin, ...]:
 
 def remove_expired_pins(objects: Objects, now_ms: int) -> int:
     """Pins that ended a day ago and more; their readers are long gone. Returns how many."""
-    gone = [head.key for head in objects.list(PINS) if now_ms - head.modified_ms > 24 * HOUR_MS + PIN_MS]
+    old = (head.key for head in objects.list(PINS) if now_ms - head.modified_ms > 24 * HOUR_MS + PIN_MS)
+    gone = [key for key in old if is_pin(key)]
     if gone:
         objects.delete(gone)
     return len(gone)

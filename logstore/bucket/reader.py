@@ -19,7 +19,7 @@ from functools import partial
 from logstore.bucket.files import BlockCache, BytesFile, LazyFile, ObjectFile, SegmentFiles, as_missing_file
 from logstore.bucket.local_copy import LocalCopy
 from logstore.bucket.manifest import Manifest
-from logstore.bucket.rows import PartitionView, TopicRow, view_partition
+from logstore.bucket.rows import ReaderView, TopicRow, view_partition, view_tail
 from logstore.bucket.tail import Plans, TailCommit, TailFile, plan_key
 from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, SegmentEntry
@@ -27,7 +27,8 @@ from logstore.errors import LedgerError, SegmentsChanged
 from logstore.files import File, FileSystem
 from logstore.limits import DEFAULT_LIMITS, Limits
 from logstore.partition.reader import PartitionReader
-from logstore.partition.reading import LogView
+from logstore.partition.reading import LogView, OnOutOfRange
+from logstore.records.columns import DecodedColumns
 from logstore.segment.names import FileKind, file_name
 from logstore.segment.txn_index import AbortedTransaction, encode_entry
 from logstore.topic import TopicPartition
@@ -57,6 +58,8 @@ class PartitionSource:
     rows: Callable[[], Sequence[TopicRow]]
     #: rows that were read before; they do for a reader that wants nothing newer, unless the manifest is ahead of them
     known: Sequence[TopicRow] = ()
+    #: no transaction of the topic is open, so what is known says where its readers stop
+    is_stable: bool = False
 
     def rows_for(self, manifest: Manifest | None) -> Sequence[TopicRow]:
         """Rows that are not behind a manifest that was just read."""
@@ -72,7 +75,7 @@ class Looked:
     """A partition at one moment."""
 
     manifest: Manifest | None
-    view: PartitionView
+    view: ReaderView
     #: the topic's rows that were not pruned
     rows: tuple[TopicRow, ...]
 
@@ -158,6 +161,8 @@ class BucketReader(PartitionReader):
         self._copy = copy
         #: the object behind each base offset of the last view
         self._names: dict[int, str] = {}
+        #: where a cursor begins that has not looked yet
+        self._cursor: int | None = None
 
     def look(self) -> Looked:
         return self._snapshot or look(self._source)
@@ -201,7 +206,7 @@ class BucketReader(PartitionReader):
 
     def view(self, *, committed: bool = False) -> LogView:
         """The log as of now; with `committed` up to the last stable offset."""
-        looked = self.look()
+        looked = self._by_rows() or self.look()
         found = looked.view
         rows = {row.base_offsets[self._source.number]: row for row in found.tail}
         names = {segment.base_offset: segment.key for segment in found.segments}
@@ -224,6 +229,29 @@ class BucketReader(PartitionReader):
             found.high_watermark,
             timestamps,
         )
+
+    def columns(
+        self,
+        start: int,
+        end: int | None = None,
+        *,
+        committed: bool = False,
+        headers: bool = True,
+        on_out_of_range: OnOutOfRange = OnOutOfRange.FAIL,
+    ) -> Iterator[DecodedColumns]:
+        """The same. A cursor in the tail takes the rows that are known for it; where one of their objects is gone or
+        damaged, the manifest says what became of it.
+        """
+        self._cursor = start
+        yield from super().columns(start, end, committed=committed, headers=headers, on_out_of_range=on_out_of_range)
+
+    def _by_rows(self) -> Looked | None:
+        """What a cursor's first look needs, where that takes no request."""
+        cursor, self._cursor = self._cursor, None
+        if cursor is None or self._snapshot is not None or not (self._source.known and self._source.is_stable):
+            return None
+        view = view_tail(self._source.known, self._source.number, cursor)
+        return None if view is None else Looked(None, view, tuple(self._source.known))
 
     def _tail(self, looked: Looked, rows: Mapping[int, TopicRow]) -> dict[str, LazyFile]:
         """A segment for each commit; without one an empty segment, since a log always ends with an active one."""

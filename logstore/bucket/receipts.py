@@ -7,6 +7,7 @@ partition the newest stay, and the newest that erased something for good; the su
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -156,7 +157,7 @@ def _number_or_none(value: object) -> int | None:
 def _share(value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{value!r} is not a number")
     return float(value)
 

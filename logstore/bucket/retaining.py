@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from logstore.bucket.elapsed import Elapsed
+from logstore.bucket.freeing import check_age
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.reader import Looked, PartitionSource, look
 from logstore.bucket.replacing import raise_log_start
@@ -74,6 +76,7 @@ def retain_partition(
     dry_run: bool = False,
 ) -> Retention:
     """Run the topic's retention over one partition; the log start is raised for what goes."""
+    made = Elapsed()
     looked = look(source)
     expiry = expiry_of(environment, source, looked, config, now_ms)
     passes: tuple[RetentionPass, ...] = expiry.passes(looked.manifest)
@@ -88,7 +91,7 @@ def retain_partition(
             seen, expiry.log_start(seen), high_watermark=expiry.high_watermark, now_ms=since_ms, nonce=nonce
         )
 
-    after, _ = environment.manifests.change(topic_id, source.number, change)
+    after, _ = environment.manifests.change(topic_id, source.number, change, check=lambda: check_age(made.ms()))
     return Retention(source.partition, after.log_start_offset if after else start, passes)
 
 
@@ -104,6 +107,7 @@ def delete_records(
 
     Raises OffsetOutOfRange beyond the high watermark, SegmentsChanged for a topic that has ended.
     """
+    made = Elapsed()
     looked = look(source)
     start, end = looked.view.log_start_offset, looked.view.high_watermark
     target = end if before_offset is None else before_offset
@@ -117,5 +121,6 @@ def delete_records(
         topic_id,
         source.number,
         lambda seen, now_ms, nonce: raise_log_start(seen, target, high_watermark=end, now_ms=now_ms, nonce=nonce),
+        check=lambda: check_age(made.ms()),
     )
     return DeletedRecords(source.partition, start, after.log_start_offset if after else start)

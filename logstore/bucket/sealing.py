@@ -10,8 +10,8 @@ Nothing waits for anybody. Whoever finds that others sealed meanwhile has done w
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from crc32c import crc32c
@@ -26,6 +26,7 @@ from logstore.bucket.producers import Producers
 from logstore.bucket.reader import Looked, PartitionSource, Shelf, aborted_by, leader_epoch, look
 from logstore.bucket.replacing import Sealed, SealPlan, plan_seal, seal_segments
 from logstore.bucket.rows import TopicRow
+from logstore.bucket.scratch import scratch_folder
 from logstore.bucket.segment_object import LocalSegment, put_segment
 from logstore.bucket.tail import TailCommit, read_placed
 from logstore.config import LogConfig
@@ -125,8 +126,9 @@ class MaintenanceEnvironment:
     folder: str | None = None
     fs: FileSystem = field(default=OS_FILES)
 
-    def scratch(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="duramen-", dir=self.folder)
+    def scratch(self) -> AbstractContextManager[str]:
+        """Raises DiskFull, RetriableError."""
+        return scratch_folder(self.folder)
 
 
 def seal_partition(
@@ -323,7 +325,8 @@ def _set_aside(
     try:
         (data,) = environment.objects.ranges(key, [(piece.position, piece.position + piece.size_bytes)])
     except ObjectTruncated:
-        data = environment.objects.get(key)[0][piece.position :]
+        end = min(piece.position + piece.size_bytes, environment.objects.head(key).size_bytes)
+        (data,) = environment.objects.ranges(key, [(min(piece.position, end), end)])
     environment.objects.put(kept, (data,))
     return Lost(source.partition, base, base + piece.records, str(error), kept)
 

@@ -28,7 +28,7 @@ from logstore.bucket.manifests import Manifests
 from logstore.bucket.pins import Pins
 from logstore.bucket.producers import Producers
 from logstore.bucket.reader import BucketReader, PartitionSource, Shelf, aborted_by, look
-from logstore.bucket.rows import Kind, LedgerView, TopicRow
+from logstore.bucket.rows import Kind, LedgerView, TopicRow, view_tail
 from logstore.bucket.sealing import MaintenanceEnvironment, SealRules
 from logstore.bucket.tail import Plans
 from logstore.clock import SYSTEM_CLOCK, Clock
@@ -296,11 +296,15 @@ class BucketStore(StoreSettings, Reads):
         return sorted(self.ledger.refresh().definitions.values(), key=lambda topic: topic.name)
 
     def topic(self, name: str) -> Topic:
-        """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
-        found = self.ledger.view.named(name) or self.ledger.refresh().named(name)
+        """As it is now: one request. Raises UnknownTopic."""
+        found = self.ledger.refresh().named(name)
         if found is None:
             raise unknown_topic(name, [topic.name for topic in self.ledger.view.definitions.values()])
         return found
+
+    def known_topic(self, name: str) -> Topic:
+        """As it was when the ledger was last looked at; looks for one that is not known. Raises UnknownTopic."""
+        return self.ledger.view.named(name) or self.topic(name)
 
     def check_exists(self, topic: Topic) -> None:
         """Raises UnknownTopic when the topic is another one by now."""
@@ -403,10 +407,19 @@ class BucketStore(StoreSettings, Reads):
 
         partition = topic.partition(number)
         directory = f"{self.url}/{topic.id}/{number}"
-        known = self.ledger.view.topic(topic.id) if end_offset else ()
+        seen = self.ledger.view
+        known = seen.topic(topic.id) if end_offset else ()
         if not known or known[-1].kind is Kind.ENDED or known[-1].end_offsets[number : number + 1] < (end_offset,):
             known = ()
-        return PartitionSource(partition, number, directory, self.manifests.reading(topic.id, number), rows, known)
+        return PartitionSource(
+            partition,
+            number,
+            directory,
+            self.manifests.reading(topic.id, number),
+            rows,
+            known,
+            is_stable=not seen.unstable.get(topic.id),
+        )
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> BucketReader:
         """A reader of the partition; one a thread. With an `end_offset`, which was seen, it may see nothing newer.
@@ -415,6 +428,10 @@ class BucketStore(StoreSettings, Reads):
         """
         topic = self.topic(topic) if isinstance(topic, str) else topic
         return BucketReader(self.shelf, self.source(topic, number, end_offset=end_offset))
+
+    def is_in_tail(self, topic: Topic, number: int, offset: int) -> bool:
+        view = self.ledger.view
+        return not view.unstable.get(topic.id) and view_tail(view.topic(topic.id), number, offset) is not None
 
     @contextlib.contextmanager
     def snapshot(
@@ -486,6 +503,8 @@ class BucketStore(StoreSettings, Reads):
         """
         from logstore.commit.produce import append_table, table_of
 
+        if app is None:  # else the replay check looks: what is refused is refused by the settings of now
+            self.ledger.refresh()
         table = records if hasattr(records, "to_batches") or hasattr(records, "schema") else table_of(records)
         return append_table(self.committer, topic, table, app=app)
 

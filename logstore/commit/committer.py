@@ -320,7 +320,7 @@ class Committer(Flusher):
 
 def target_of(store: ReadableStore, name: str) -> TopicTarget:
     """A topic as encoding tasks need it. Raises UnknownTopic, CorruptState."""
-    topic = store.topic(name)
+    topic = store.known_topic(name)  # the commit judges whether it still holds
     return TopicTarget(
         topic.name,
         topic.id,

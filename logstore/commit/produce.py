@@ -36,10 +36,14 @@ def append_table(
         target, now_ms = committer.target(topic), committer.clock.now_ms()
         writer = StagedWriter(staging.output(), options=options, now_ms=now_ms)
         rows_before = 0
-        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-            if batch.num_rows:
-                _write(writer, target, batch, rows_before)
-            rows_before += batch.num_rows
+        try:
+            for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+                if batch.num_rows:
+                    _write(writer, target, batch, rows_before)
+                rows_before += batch.num_rows
+        except BaseException:
+            writer.abandon()
+            raise
         return Encoded([writer.finish()], [target])
 
     name = None if app is None else app.app_id

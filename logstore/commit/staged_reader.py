@@ -65,11 +65,14 @@ class StagedReader:
         directory = file.pread(length, position)
         if crc32c(directory) != checksum:
             raise CorruptState("the directory of a staged file is damaged", file=path)
-        document = json.loads(directory)
-        if topic_id not in document["topics"]:
-            return np.empty((0, 4), dtype=np.int64)
-        pieces = np.array(document["pieces"], dtype=np.int64).reshape(-1, 5)
-        mine = pieces[pieces[:, 0] == document["topics"].index(topic_id), 1:5]
+        try:
+            document = json.loads(directory)
+            if topic_id not in document["topics"]:
+                return np.empty((0, 4), dtype=np.int64)
+            pieces = np.array(document["pieces"], dtype=np.int64).reshape(-1, 5)
+            mine = pieces[pieces[:, 0] == document["topics"].index(topic_id), 1:5]
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise CorruptState(f"a malformed directory of a staged file: {error}", file=path) from None
         return mine[np.argsort(mine[:, 0], kind="stable")]
 
     def file(self) -> File:

@@ -60,7 +60,7 @@ class Objects(Protocol):
         """
 
     def get(self, key: str) -> tuple[bytes, Version]:
-        """Raises ObjectMissing."""
+        """Raises ObjectMissing; CorruptState for one that is much larger than any that is read at once."""
 
     def head(self, key: str) -> Head:
         """Raises ObjectMissing."""

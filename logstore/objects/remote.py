@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from logstore.errors import (
     AccessDenied,
+    CorruptState,
     DuramenError,
     InvalidConfig,
     ObjectChanged,
@@ -30,7 +31,7 @@ from logstore.errors import (
     UnknownBucket,
 )
 from logstore.forks import OBJECT_STORAGE
-from logstore.limits import MIB
+from logstore.limits import DEFAULT_LIMITS, MIB
 from logstore.objects.objects import Bytes, Head, Version, check_key
 from logstore.objects.profiles import profile_credentials, profile_region
 
@@ -56,6 +57,8 @@ _PLAIN_OPTIONS = (
     "use_emulator",
     "virtual_hosted_style_request",
 )
+#: what is larger is asked for by ranges
+GET_BYTES_MAX = DEFAULT_LIMITS.side_file_bytes
 #: variables of the environment in which the library looks for an endpoint
 _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 _PART_BYTES = 8 * MIB
@@ -117,6 +120,12 @@ class RemoteObjects:
             import obstore
 
             result = obstore.get(store, key)
+            size = result.meta["size"]
+            if size > GET_BYTES_MAX:
+                raise CorruptState(
+                    f"an object of {size} bytes; what is read at once has {GET_BYTES_MAX} at most",
+                    file=f"{self.url}/{key}",
+                )
             return bytes(result.bytes()), Version(result.meta["e_tag"], result.meta["version"])
 
         return self._read("get", key, request)

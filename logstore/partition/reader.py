@@ -235,11 +235,11 @@ class PartitionReader:
     def end_offset(self) -> int:
         return self._high_watermark()
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
+    def offset_for_timestamp(self, timestamp_ms: int, *, exact: bool = False) -> TimestampOffset | None:
         """See `reading.offset_for_timestamp`; a file that vanishes means looking again."""
         for look in range(_LOOKS_MAX):
             try:
-                return offset_for_timestamp(self.view(), timestamp_ms, self.limits)
+                return offset_for_timestamp(self.view(), timestamp_ms, self.limits, exact=exact)
             except FileNotFoundError as error:
                 missing = self.gone(error)
             except DamagedLog:  # or replaced, and the list not yet

@@ -240,12 +240,13 @@ def _hide(table: BatchTable, hidden: dict[int, list[tuple[int, int]]]) -> None:
 # --- by time ----------------------------------------------------------------------------------------------------------
 
 
-def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> TimestampOffset | None:
+def offset_for_timestamp(
+    view: LogView, timestamp_ms: int, limits: Limits, *, exact: bool = False
+) -> TimestampOffset | None:
     """As Kafka answers a list-offsets request; None when no record qualifies or none is visible.
 
-    Kafka looks into one segment alone: the first whose largest timestamp, or whose file's time where no record has one,
-    is late enough. Where compaction emptied that segment, or the log starts behind that record, it finds nothing. A
-    restore of an earlier moment would take everything then, so here the search goes on.
+    Kafka gives up at the first segment that seems new enough, also where that is empty, or what qualifies in it lies
+    below the log start, or none of its records has a time and only the file is new. With `exact` the search goes on.
     """
     if timestamp_ms == LATEST:
         return TimestampOffset(NO_TIMESTAMP, view.end_offset)
@@ -256,15 +257,15 @@ def offset_for_timestamp(view: LogView, timestamp_ms: int, limits: Limits) -> Ti
     if timestamp_ms < 0:
         return None
     for number, segment in _searched(view):
-        if _largest(view, number, segment).timestamp_ms < timestamp_ms:
-            continue
-        sealed = view.is_sealed(number)
-        first = segment.find_timestamp(timestamp_ms, view.log_start_offset, view.end_offset, sealed=sealed)
-        position = segment.size_bytes if first is None else first.position
-        headers = segment.ordered_headers(position, sealed=sealed)
-        found = _first_at_or_after(view, segment, headers, timestamp_ms, limits)
-        if found is not None:
-            return _visible(view, found)
+        largest_ms = _largest(view, number, segment).timestamp_ms
+        if (largest_ms if largest_ms >= 0 else segment.largest_timestamp_ms) >= timestamp_ms:
+            sealed = view.is_sealed(number)
+            first = segment.find_timestamp(timestamp_ms, view.log_start_offset, view.end_offset, sealed=sealed)
+            position = segment.size_bytes if first is None else first.position
+            headers = segment.ordered_headers(position, sealed=sealed)
+            found = _first_at_or_after(view, segment, headers, timestamp_ms, limits)
+            if found is not None or not exact:
+                return _visible(view, found)
     return None
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.cleaner.versions import Order, winners
+from logstore.directory.ends import TopicEnds
 from logstore.directory.state import Loss, PartitionState
 from logstore.errors import HistoryCompacted, InvalidConfig, OffsetOutOfRange, SegmentsChanged, UnknownTopic
 from logstore.limits import INT64_MIN
@@ -45,6 +46,7 @@ RESTORED = pa.schema(
 
 #: a partition of which nothing was delivered is begun again this often
 _TRIES_MAX = 3
+_LOOKS_MAX = 20
 _OLDEST = (INT64_MIN - 1,)
 
 
@@ -106,7 +108,7 @@ def plan_restore(
     """
     if as_of_offsets is not None and as_of_timestamp_ms is not None:
         raise InvalidConfig("as_of_offsets and as_of_timestamp_ms exclude each other")
-    topic = store.topic(name)
+    topic, beside = _at_one_moment(store, name)
     order = Order.of(store.log_config(topic))
     if since_offsets is not None and not order.by_offset:
         raise InvalidConfig(
@@ -114,7 +116,7 @@ def plan_restore(
             "which may be an older record",
             hint="Restore everything, without since_offsets",
         )
-    latest = ends_beside_others(store, topic).visible(committed=True)
+    latest = beside.visible(committed=True)
     ends = list(latest)
     if as_of_offsets is not None:
         ends = _checked(topic, as_of_offsets, latest, "as_of_offsets")
@@ -122,7 +124,8 @@ def plan_restore(
         if as_of_timestamp_ms < 0:
             raise InvalidConfig(f"as_of_timestamp_ms is {as_of_timestamp_ms}; expected milliseconds from 0 up")
         for number in range(topic.partitions):
-            later = store.reader(topic, number, end_offset=latest[number]).offset_for_timestamp(as_of_timestamp_ms + 1)
+            reader = store.reader(topic, number, end_offset=latest[number])
+            later = reader.offset_for_timestamp(as_of_timestamp_ms + 1, exact=True)
             ends[number] = latest[number] if later is None else min(later.offset, latest[number])
     states = store.partition_states(topic)
     if not allow_thinned:
@@ -154,6 +157,18 @@ def plan_restore(
         order,
         tuple(clipped(state.losses, start, end) for state, start, end in zip(states, starts, ends, strict=True)),
     )
+
+
+def _at_one_moment(store: ReadableStore, name: str) -> tuple[Topic, TopicEnds]:
+    """A topic with its ends: what its settings say holds for all that is committed below them."""
+    topic = store.topic(name)
+    for _ in range(_LOOKS_MAX):
+        ends = ends_beside_others(store, topic)
+        after = store.known_topic(name)
+        if after == topic:
+            return topic, ends
+        topic = after
+    raise SegmentsChanged(f"topic {name} was altered each time it was looked at", hint="Try again")
 
 
 def _exact_from(state: PartitionState, end: int, latest: int) -> int | None:
@@ -215,7 +230,7 @@ class Begun:
 
 
 def _topic(store: ReadableStore, plan: RestorePlan) -> Topic:
-    topic = store.topic(plan.topic)
+    topic = store.known_topic(plan.topic)
     if topic.id != plan.topic_id:
         raise UnknownTopic(f"topic {plan.topic} was deleted and created again", hint="Plan the restore again")
     return topic
@@ -223,16 +238,17 @@ def _topic(store: ReadableStore, plan: RestorePlan) -> Topic:
 
 def _in_turn(store: ReadableStore, plan: RestorePlan, **how: Any) -> Iterator[tuple[int, DecodedColumns]]:
     """What `restore_partition` gives, of all partitions; each is begun before the one in front of it is read."""
-    with ExitStack() as left:
-        following = Begun(store, plan, 0)
-        left.push(following)
+    begun = [Begun(store, plan, 0)]
+    try:
         for number in range(plan.partitions):
-            begun = following
             if number + 1 < plan.partitions:
-                following = Begun(store, plan, number + 1)
-                left.push(following)
-            for columns in restore_partition(store, plan, number, begun=begun, **how):
+                begun.append(Begun(store, plan, number + 1))
+            for columns in restore_partition(store, plan, number, begun=begun[0], **how):
                 yield number, columns
+            del begun[0]
+    finally:
+        for each in begun:
+            each.__exit__(None, None, None)
 
 
 def restore_partition(

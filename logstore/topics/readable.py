@@ -40,7 +40,10 @@ class ReadableStore(Protocol):
     def topics(self) -> list[Topic]: ...
 
     def topic(self, name: str) -> Topic:
-        """Raises UnknownTopic."""
+        """As it is now. Raises UnknownTopic."""
+
+    def known_topic(self, name: str) -> Topic:
+        """As this process knows it, for what is compared with the store afterwards in any case. Raises UnknownTopic."""
 
     def check_exists(self, topic: Topic) -> None:
         """Raises UnknownTopic when the topic is another one by now."""
@@ -76,6 +79,9 @@ class ReadableStore(Protocol):
         """The partition at one moment, as planning and figures see it."""
 
     def reader(self, topic: Topic | str, number: int, *, end_offset: int = 0) -> PartitionReader: ...
+
+    def is_in_tail(self, topic: Topic, number: int, offset: int) -> bool:
+        """Whether it is known, without a request, that records from `offset` on are new and none was deleted."""
 
     def snapshot(
         self, topic: Topic, number: int, *, end_offset: int = 0, again: tuple[int, int] | None = None

@@ -11,6 +11,7 @@ from bucket.faulty import READS, WRITES, Fault, FaultyObjects
 from bucket.test_arriving import LATER_MS, WEEK_MS
 from bucket.test_copying import KINDS, check_whole, content, filled, made
 from logstore.bucket.maintaining import MaintenanceRules, maintain
+from logstore.bucket.manifests import SeenManifest
 from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
 from logstore.clock import ManualClock
@@ -175,3 +176,29 @@ def test_targets_that_will_not_do(tmp_path: Path) -> None:
     with pytest.raises(BackupRefused, match="something lies there already"):
         back_up(source, url, made_directory)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_a_topic_that_is_created_while_a_backup_reads_manifests_is_in_it_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment of a backup is one version of the ledger: topics, records and how far apps are belong together."""
+    clock, objects = ManualClock(LATER_MS), MemoryObjects()
+    store = BucketStore("memory://source", create=True, objects=objects, clock=clock)
+    for name in ("a", "b"):
+        store.create_topic(name)
+        store.append(name, [Record(b"k", b"v", LATER_MS)])
+    other = BucketStore("memory://source", objects=objects, clock=clock)
+    read, created = store.manifests.read, []
+
+    def create_first(topic_id: str, partition: int) -> SeenManifest:
+        if not created:
+            created.append(other.create_topic("c"))
+            other.append("c", [Record(b"k", b"v", LATER_MS)], app=AppBatch("app", 0, "query"))
+        return read(topic_id, partition)
+
+    monkeypatch.setattr(store.manifests, "read", create_first)
+    copy = backed_up(store, "bucket", tmp_path, clock)
+    assert copy.topic_names() == ["a", "b", "c"]
+    assert [len(content(copy, name)[0]) for name in copy.topic_names()] == [1, 1, 1]
+    assert copy.append("c", [Record(b"k", b"v", LATER_MS)], app=AppBatch("app", 0, "query")).replayed
+    check_whole(copy)

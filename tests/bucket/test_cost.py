@@ -73,7 +73,7 @@ def test_a_reader(counted: Counted) -> None:
     assert took(reader, read) == cost.POLL
     counted.commit()
     one_task = Requests(reads=1)
-    assert took(reader, read) == cost.READING + cost.MANIFEST.times(PARTITIONS) + one_task
+    assert took(reader, read) == cost.READING + one_task
 
 
 def test_maintenance(counted: Counted) -> None:

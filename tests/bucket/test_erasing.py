@@ -8,6 +8,7 @@ from bucket.test_arriving import LATER_MS
 from logstore.bucket.committing import ObjectBatch
 from logstore.bucket.erasing import find_keys_in_bucket
 from logstore.bucket.maintaining import MaintenanceRules, maintain
+from logstore.bucket.rows import Kind
 from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
 from logstore.clock import ManualClock
@@ -55,6 +56,23 @@ def test_a_key_is_found_wherever_it_lies_until_nothing_holds_it(tmp_path: Path) 
     assert found.removed_by.removed.get("tombstone")
     (never,) = find_keys_in_bucket(store, topic, [b"carol"], now_ms=clock.now_ms())
     assert never.erased
+
+
+def test_staged_objects_that_the_ledger_has_forgotten_the_offsets_of_are_looked_through() -> None:
+    """A run that seals all of a batch lets the ledger forget its offsets; its objects stay for a day."""
+    clock = ManualClock(LATER_MS)
+    store = BucketStore("memory://test", create=True, objects=MemoryObjects(clock), clock=clock)
+    topic = store.create_topic("t", configs=CONFIGS)
+    store.create_topic("other", configs=CONFIGS)
+    store.append("t", [Record(b"alice", b"secret", LATER_MS)])
+    for _ in range(2):
+        maintain(store, MaintenanceRules(seal=SealRules(force=True), compact=False))
+        store.append("t", [Record(b"bob", b"1", LATER_MS)])
+    assert any(row.kind is Kind.SEALED for row in store.ledger.view.rows)
+    (found,) = find_keys_in_bucket(store, topic, [b"alice"], now_ms=LATER_MS)
+    assert kinds(found) == {SEGMENT, STAGING}
+    (staged,) = [place for place in found.places if place.kind == STAGING]
+    assert "freed a day after" in staged.goes
 
 
 def test_objects_that_no_commit_and_no_manifest_names_are_looked_through(tmp_path: Path) -> None:

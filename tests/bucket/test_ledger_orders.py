@@ -61,7 +61,9 @@ def keeper(world: World, objects: Objects) -> Collector:
     """Without the look at the server's clock."""
     found = Collector.__new__(Collector)
     found._objects, found._ages, found._ahead_ms, found._sealed = objects, Ages(), 0, {}
-    found._store = type("Store", (), {"ledger": opened(world, objects), "clock": WorldClock(world)})()
+    found._store = type(
+        "Store", (), {"ledger": opened(world, objects), "clock": WorldClock(world), "limits": DEFAULT_LIMITS}
+    )()
     return found
 
 

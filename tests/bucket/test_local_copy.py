@@ -149,7 +149,9 @@ def test_a_partition_is_begun_before_the_one_in_front_of_it_is_read(objects: Ask
     asked = [key for key, _, _ in objects.asked]
     second = [n for n, key in enumerate(asked) if key == manifest_key(topic.id, 1)][-1]
     assert second > asked.index(f"{segments_of(store)[0].key}"), "looked at while the first one is fetched"
-    del batches
+    batches.close()  # type: ignore[attr-defined]
+    store.close()
+    assert not list(objects.list("pins")), "nobody holds what was begun"
 
 
 def test_little_is_fetched_as_other_readers_do(objects: Asked, clock: ManualClock) -> None:

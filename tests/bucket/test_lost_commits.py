@@ -304,6 +304,28 @@ def test_who_wrote_a_lost_batch_is_not_guessed(rng: random.Random) -> None:
     store.append("b", record, app=AppBatch("app", 3, "q"))
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_summary_is_made_again_long_after_the_first_commits_went(rng: random.Random, gone: bool) -> None:
+    store = filled(rng)
+    for _ in range(4):
+        maintain(store, MaintenanceRules(seal=SealRules(force=True)))
+        store.clock.advance(2 * DAY_MS)  # type: ignore[attr-defined]
+    assert commit_key(3) not in {head.key for head in store.objects.list("ledger")}
+    for _ in range(3):
+        store.append("a", [Record(b"k", b"v", LATER_MS)])
+    before, view = content(store), store.ledger.refresh()
+    if gone:
+        store.objects.delete([SUMMARY])
+    else:
+        overwrite(store, SUMMARY, flip)
+    assert mend_ledger(draft(store), dry_run=False)
+    store = reopened(store)
+    assert content(store) == before
+    assert store.ledger.view.definitions == view.definitions
+    assert store.ledger.view.app("app") == view.app("app")
+    goes_on(store)
+
+
 def test_without_summary_and_first_commits_nothing_is_made_up(rng: random.Random) -> None:
     store = filled(rng)
     store.objects.delete([SUMMARY, commit_key(0), commit_key(1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 from collections import Counter
@@ -29,10 +30,13 @@ from logstore.clock import ManualClock
 from logstore.errors import (
     CommitConflict,
     CommitUnknown,
+    DiskFull,
     DuramenError,
     ObjectStoreUnavailable,
+    RetriableError,
     UnsuitableObjectStore,
 )
+from logstore.files import OS_FILES, File, FileSystem
 from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
 from logstore.objects.objects import Objects, Version
@@ -470,3 +474,39 @@ def test_what_is_sound_is_found_sound_and_each_damage_where_it_is(
     assert missing.key in found["orders-1"][1][0]
     objects.delete([plan.key])
     assert any(plan.key in finding for finding in verified(opened(objects, clock))["orders-0"][1])
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_local_disk_that_is_full_or_refuses_a_file_costs_one_partition_its_turn(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """At some of the files that seals and passes open here: a typed failure, and the store stands as it was."""
+    opened_files, failing, seen = type(OS_FILES).open, -1, 0
+
+    def open_or_fail(self: FileSystem, path: str, **how: bool) -> File:
+        nonlocal seen
+        seen += 1
+        if seen == failing:
+            raise OSError(error, os.strerror(error), path)
+        return opened_files(self, path, **how)  # type: ignore[arg-type]
+
+    def maintained() -> Maintained:
+        nonlocal seen
+        store = opened(MemoryObjects(clock), clock, create=True)
+        store.create_topic("orders", partitions=2, configs=CONFIGS)
+        fill(store, 1)
+        wanted, seen = latest(store), 0
+        done = maintain(store, RULES)
+        assert latest(store) == wanted
+        for number in range(2):
+            assert not verify_partition(store, store.source(store.topic("orders"), number)).findings
+        return done
+
+    monkeypatch.setattr(type(OS_FILES), "open", open_or_fail)
+    assert not maintained().failed
+    files = seen
+    every = 1 if os.environ.get("DURAMEN_SOAK") else files // 8
+    for failing in range(1, files, every):
+        done = maintained()
+        assert [type(each) for _, each in done.failed] in ([DiskFull], [RetriableError]), (failing, done.failed)
+        assert done.sealed

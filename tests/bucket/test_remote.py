@@ -18,6 +18,7 @@ import pytest
 from bucket.servers import ACCESS_KEY, SECRET_KEY, Server
 from logstore import errors
 from logstore.errors import DuramenError
+from logstore.objects import remote as remote_module
 from logstore.objects.objects import Version
 from logstore.objects.opening import open_objects
 from logstore.objects.remote import RemoteObjects
@@ -76,6 +77,7 @@ def test_a_forked_child_is_refused_where_it_would_hang(remote: RemoteObjects) ->
 def test_a_child_forked_before_the_first_request_works(ministack: Server) -> None:
     script = """
 import os, sys
+from logstore.objects import remote as remote_module
 from logstore.objects.remote import RemoteObjects
 remote = RemoteObjects(sys.argv[1], eval(sys.argv[2]))
 child = os.fork()
@@ -266,3 +268,13 @@ def test_an_endpoint_in_plain_http_must_be_allowed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     with pytest.raises(errors.ObjectStoreUnavailable):
         RemoteObjects("s3://bucket/prefix", options).get("k")
+
+
+def test_an_object_that_is_far_too_large_is_not_read(ministack: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = open_objects(ministack.url(uuid.uuid4().hex), ministack.options)
+    objects.put("k", [bytes(101)])
+    assert len(objects.get("k")[0]) == 101
+    monkeypatch.setattr(remote_module, "GET_BYTES_MAX", 100)
+    with pytest.raises(errors.CorruptState, match="101 bytes"):
+        objects.get("k")
+    assert len(objects.ranges("k", [(0, 101)])[0]) == 101

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
 from logstore.objects.objects import Objects
 from logstore.records.record import Record
+from logstore.restore import follow as following
 from logstore.restore.lookup import latest_of_key
 from logstore.store import LogStore, open_store
 
@@ -276,10 +278,33 @@ def test_opening_takes_six_requests_and_an_idle_poll_one(objects: MemoryObjects,
         counted = CountedObjects(objects)
         reader = opened(counted)
         assert counted.requests.total() <= 6, counted.requests
-        counted.requests.clear()
         topic = reader.topic("orders")
+        counted.requests.clear()
         reader.ends(topic)
         assert counted.requests == {"get": 1}
+
+
+@pytest.mark.parametrize("topics", ["orders", ["orders", "other"]], ids=str)
+def test_an_idle_follow_takes_one_request_a_look(
+    objects: MemoryObjects, store: BucketStore, monkeypatch: pytest.MonkeyPatch, topics: Any
+) -> None:
+    """Partitions without any record, too."""
+    store.create_topic("other", partitions=3)
+    store.append("orders", [Record(b"k", b"v", NOW_MS)])
+    counted = CountedObjects(objects)
+    seen: list[Counter[str]] = []
+
+    def sleep(_: float) -> None:
+        seen.append(counted.requests.copy())
+        counted.requests.clear()
+        if len(seen) == 5:
+            store.append("orders", [Record(b"k", b"last", NOW_MS)])
+
+    monkeypatch.setattr(following.time, "sleep", sleep)
+    for followed in opened(counted).follow(topics):
+        if followed.records[0].value == b"last":
+            break
+    assert seen[1:5] == [{"get": 1}] * 4
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -316,6 +341,39 @@ def test_a_newer_store_and_a_foreign_file_are_told(objects: MemoryObjects, store
     objects.create("duramen.json", seal({"store_id": "x"}, version=2))
     with pytest.raises(errors.StoreVersionError):
         opened(objects)
+
+
+# --- a store that others have open as well ----------------------------------------------------------------------------
+
+
+def test_a_topic_that_others_widened_is_restored_as_it_is_now(objects: MemoryObjects, store: BucketStore) -> None:
+    store.append("orders", records(0, 4))
+    other = opened(objects)
+    other.alter_topic("orders", partitions=4)
+    other.append("orders", records(4, 20))
+    assert sum(batch.num_rows for batch in store.restore("orders")) == 24
+
+
+def test_a_topic_that_others_created_again_is_the_new_one(objects: MemoryObjects, store: BucketStore) -> None:
+    store.append("orders", records(0, 4))
+    views = [opened(objects) for _ in range(4)]
+    other = opened(objects)
+    other.delete_topic("orders")
+    other.create_topic("orders", partitions=1)
+    other.append("orders", records(7, 1))
+    assert [row["value"] for batch in views[0].restore("orders") for row in batch.to_pylist()] == [b"v7"]
+    assert [each.value for each in views[1].reader("orders", 0).records(0)] == [b"v7"]
+    assert [each.value for found in views[2].follow("orders", wait=False) for each in found.records] == [b"v7"]
+    assert views[3].topic("orders").partitions == 1
+
+
+def test_what_others_allowed_is_no_longer_refused(objects: MemoryObjects, store: BucketStore) -> None:
+    big = [Record(b"k", bytes(2000), NOW_MS)]
+    store.alter_topic("orders", configs={"max.message.bytes": 1000})
+    with pytest.raises(errors.RecordTooLarge):
+        store.append("orders", big)
+    opened(objects).alter_topic("orders", configs={"max.message.bytes": 10_000})
+    assert store.append("orders", big).records == 1
 
 
 # --- a real server ---------------------------------------------------------------------------------------------------

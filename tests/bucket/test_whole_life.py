@@ -21,6 +21,7 @@ from bucket.test_store import batch_of
 from logstore import errors
 from logstore.bucket.collecting import Ages
 from logstore.bucket.erasing import find_keys_in_bucket
+from logstore.bucket.keys import new_nonce, staged_key
 from logstore.bucket.maintaining import MaintenanceRules, delete_up_to, maintain
 from logstore.bucket.sealing import SealRules
 from logstore.bucket.store import BucketStore
@@ -157,14 +158,15 @@ def keep_and_erase(life: Life) -> None:
     encode = batch_of(bucket, {"gone": [life.records(5)], "log": [life.records(5)]}, life.now_ms)
     assert append_batch(bucket.committer, encode, app=AppBatch("both", 0, APP)).topics.keys() == {"gone", "log"}
     bucket.delete_topic("gone")
-    bucket.objects.put("data/00/nobody-commits-this/0-nonce.batches", [b"left by a killed task"])
+    left = staged_key(new_nonce(), 0, new_nonce())
+    bucket.objects.put(left, [b"left by a killed task"])
     expected, keys = content(bucket, "log"), set(all_keys(bucket.objects))
     bucket.close()  # and with it the pins of what was read
     life.bucket = bucket = life.opened("life")
     time.sleep(2.5)
     swept = maintain(bucket, SWEPT)
     assert not swept.failed
-    assert "data/00/nobody-commits-this/0-nonce.batches" in swept.swept
+    assert left in swept.swept
     time.sleep(0.1)
     again = maintain(bucket, SWEPT)
     assert not again.failed

@@ -15,7 +15,6 @@ from conformance.workload import CODECS, ERRORS, LEGACY_CODECS, NOW_MS, Twins, r
 from logstore.errors import DuramenError
 from logstore.records.header import BatchHeader, read_header
 from logstore.records.record import Record
-from logstore.segment.time_index import TimestampOffset
 from reference.fetching import Fetched, Isolation
 
 SOAK = os.environ.get("DURAMEN_SOAK") == "1"
@@ -68,16 +67,6 @@ def timestamps(rng: random.Random, twins: Twins) -> list[int]:
     return [-1, -2, -3, 0, NOW_MS - 10**6, *some, *(t + 1 for t in some), *(t - 1 for t in some), NOW_MS + 10**6]
 
 
-def is_behind_kafkas_one_segment(twins: Twins, timestamp_ms: int, ours: TimestampOffset | None) -> bool:
-    """Whether we are right where Kafka, which looks into one segment alone, finds nothing."""
-    records = {r.offset: r.timestamp_ms for r in twins.log.records(isolation=Isolation.LOG_END)}
-    first = min((offset for offset, at_ms in records.items() if at_ms >= timestamp_ms), default=None)
-    if ours is None or ours.offset in records:
-        return (ours and ours.offset) == first
-    # A marker counts as a record in a lookup, and is none.
-    return ours.timestamp_ms >= timestamp_ms and (first is None or ours.offset < first)
-
-
 def reads(rng: random.Random, twins: Twins) -> list[dict[str, Any]]:
     start, end = twins.log.log_start_offset, twins.log.log_end_offset
     out = []
@@ -118,10 +107,7 @@ def test_lookups_by_time_and_fetched_ranges_are_kafkas(kafka: Kafka, tmp_path: P
         for timestamp_ms, result in zip(asked, run.results[1:], strict=False):
             ours = twins.log.offset_for_timestamp(timestamp_ms, isolation=Isolation.LOG_END)
             theirs = (result["timestamp_ms"], result["offset"]) if "offset" in result.fields else None
-            same = (ours and (ours.timestamp_ms, ours.offset)) == theirs
-            if theirs is None and timestamp_ms >= 0:
-                same = is_behind_kafkas_one_segment(twins, timestamp_ms, ours)
-            assert same, f"{where}, time {timestamp_ms}: {ours}, {theirs}"
+            assert (ours and (ours.timestamp_ms, ours.offset)) == theirs, f"{where}, time {timestamp_ms}"
             found += theirs is not None
         for read, result in zip(ranges, run.results[1 + len(asked) :], strict=True):
             if read["isolation"] == "read_committed" and not same_end:

@@ -24,7 +24,7 @@ def test_commits_seals_passes_and_readers_are_counted_by_what_makes_them() -> No
     assert found["seal"] == Requests(writes=24 * 10 * 2, reads=24 * 10 * 8 + 1440 * (1 + 4))
     assert found["compaction"] == Requests(writes=40, reads=130)
     assert found["maintenance"] == Requests(writes=144 * 3, reads=144 * (12 + 10))
-    assert found["readers"] == Requests(reads=2 * (86_400 + 1440 * (4 + 4 + 10)))
+    assert found["readers"] == Requests(reads=2 * (86_400 + 1440 * (4 + 4)))
 
 
 def test_a_large_object_is_sent_in_parts() -> None:
