@@ -67,7 +67,7 @@ def options(
             "--store",
             metavar="DIR|URL",
             envvar="DURAMEN_STORE",
-            help="The store: a directory, or where a command takes it s3://BUCKET/PREFIX.",
+            help="The store: the path of a directory, or the URL of one in a bucket, s3://BUCKET/PREFIX.",
             show_default=False,
         ),
     ] = None,
@@ -84,36 +84,40 @@ def options(
 
 app.add_typer(topics.app, name="topics")
 app.add_typer(transactions.app, name="transactions")
-app.add_typer(runs.app, name="runs")
-app.command()(produce)
-app.command()(get)
-app.command()(consume)
-app.command()(offsets)
-app.command()(describe)
-app.command()(explain)
-app.command()(plan)
-app.command()(compact)
-app.command()(maintain)
-app.command()(top)
-app.command()(pause)
-app.command()(resume)
-app.command()(schedule)
-app.command()(console)
-app.command()(report)
-app.command("prove-erased")(prove_erased)
-app.command()(dump)
-app.command()(verify)
-app.command()(recover)
-app.command("set-aside")(set_aside)
-app.command()(retain)
-app.command("delete-records")(delete_records)
-app.command("import")(import_)
-app.command()(export)
-app.command()(restore)
-app.command()(backup)
-app.command()(copy)
-app.command()(config)
-app.command()(cost)
+app.add_typer(runs.app, name="runs", short_help="Show what compaction did: its runs and their receipts.")
+#: each command with its line in the list, which 80 columns hold
+for _command, _line in (
+    (produce, "Append records from a file or a pipe."),
+    (get, "Print the latest value of a key."),
+    (consume, "Print records, from an offset or a time on."),
+    (offsets, "Show where partitions begin and end."),
+    (describe, "Show topics with every setting in force."),
+    (explain, "Say whether compaction is due, why or why not, and when."),
+    (plan, "Show what a compaction would do and remove."),
+    (compact, "Compact what is due, the most urgent first."),
+    (maintain, "Seal, retain, compact and clean up a store in a bucket."),
+    (top, "Show partitions and running passes, live."),
+    (pause, "Leave a topic out of compaction until it is resumed."),
+    (resume, "Let a paused topic be compacted again."),
+    (schedule, "Run the daemon: compaction, retention, flushing or sealing."),
+    (console, "Show the store as a web page."),
+    (report, "Write the console's pages into one HTML file."),
+    (prove_erased, "Look for keys in everything that may still hold them."),
+    (dump, "Print the contents of log files."),
+    (verify, "Check every committed byte; change nothing."),
+    (recover, "Repair the ledger and damaged partitions."),
+    (set_aside, "Give up a committed batch that cannot be appended."),
+    (retain, "Delete segments whose time or bytes are over."),
+    (delete_records, "Delete the records of a partition below an offset."),
+    (import_, "Adopt the topics of a stopped broker."),
+    (export, "Make a directory that a broker can mount."),
+    (restore, "Print the latest value of every key, now or as of a moment."),
+    (backup, "Copy the whole store as of one moment, while appends go on."),
+    (copy, "Copy topics into another store."),
+    (config, "List the settings, explain one, or set those of a bucket."),
+    (cost, "Estimate the requests and dollars a day of a bucket."),
+):
+    app.command(_command.__name__.strip("_").replace("_", "-"), short_help=_line)(_command)
 
 
 def main() -> NoReturn:
@@ -187,6 +191,7 @@ _OF_BROKERS = {"--bootstrap-server", "--bootstrap-servers", "--broker-list", "--
 #: what the parser says, and how people say it
 _PLAIN = {
     r"is not a valid int(eger)?( range)?": "is not a whole number",
+    r"is not a valid float( range)?": "is not a number",
     r"(-?[\d.]+) is not in the range x>=([\d.]+)": r"\1 is too small; the least is \2",
     r"(-?[\d.]+) is not in the range ([\d.]+)<=x<=([\d.]+)": r"\1 is not between \2 and \3",
     r"Got unexpected extra arguments? \((.*)\)": r"there is no place for '\1' here",

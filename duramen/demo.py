@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,12 +167,18 @@ def run_writer(
 def _batches(folder: str) -> Table:
     from logstore.ledger import Ledger
 
-    table = Table("batch", "records", "bytes", "encode ms", "commit first, then append")
+    table = figures_table("batch", "records", "bytes", "encode ms", words=("offsets by partition",))
     for row in Ledger(os.path.join(folder, "store", "ledger")).commits():
         spans = zip(row.base_offsets, row.end_offsets, strict=True)
         ranges = "  ".join(f"{number}:[{base},{end})" for number, (base, end) in enumerate(spans))
-        encode = row.timings_ms.get("encode", "")
-        table.add_row(str(row.batch_id), f"{row.records:,}", f"{row.size_bytes:,}", str(encode), ranges)
+        encode = row.timings_ms.get("encode")
+        table.add_row(
+            str(row.batch_id),
+            f"{row.records:,}",
+            f"{row.size_bytes:,}",
+            "" if encode is None else f"{encode:,}",
+            ranges,
+        )
     return table
 
 
@@ -192,18 +198,18 @@ def _compact_now(folder: str) -> Pass:
 
 
 def _compactions(passes: list[Pass]) -> Table:
-    table = Table("pass", "partition", "dirty ratio before", "after", "bytes before", "after", "seconds")
+    table = figures_table("pass", "dirty before", "after", "bytes before", "after", "seconds", words=("partition",))
     for number, (report, ratios) in enumerate(passes, 1):
         for run in sorted(report.done, key=lambda run: run.plan.partition):
             assert run.report is not None
             table.add_row(
                 str(number),
-                run.plan.name,
                 f"{run.plan.cleanable.ratio:.2f}",
                 f"{ratios[run.plan.name]:.2f}",
                 f"{run.report.before_bytes:,}",
                 f"{run.report.after_bytes:,}",
                 f"{run.report.seconds:.2f}",
+                run.plan.name,
             )
     return table
 
@@ -216,8 +222,24 @@ def _removed(reports: list[Report]) -> str:
         saved += run.report.before_bytes - run.report.after_bytes
         for reason, count in run.report.removed.items():
             removed[reason] = removed.get(reason, 0) + count
-    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items())) or "nothing"
-    return f"Compaction removed {told}; {saved:,} bytes saved. Every pass left its receipt in the ledger."
+    told = removed_text(removed)
+    return f"Compaction removed {told}, which saved {saved:,} bytes. Every pass left its receipt in the ledger."
+
+
+def removed_text(removed: Mapping[str, int]) -> str:
+    """Records by the reason for which they went."""
+    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items()))
+    return f"{told} records" if told else "nothing"
+
+
+def figures_table(*figures: str, words: Sequence[str]) -> Table:
+    """Figures stand to the right, and what is text comes behind them."""
+    table = Table()
+    for name in figures:
+        table.add_column(name, justify="right")
+    for name in words:
+        table.add_column(name)
+    return table
 
 
 def restore_state(store_path: str) -> tuple[dict[str, str], int]:

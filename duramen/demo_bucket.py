@@ -23,7 +23,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from duramen.demo import APP, FILES, PARTITIONS, TOPIC, compare, make_changes, run_query, run_writer
+from duramen.demo import (
+    APP,
+    FILES,
+    PARTITIONS,
+    TOPIC,
+    compare,
+    figures_table,
+    make_changes,
+    removed_text,
+    run_query,
+    run_writer,
+)
 
 if TYPE_CHECKING:
     from logstore.bucket.store import BucketStore
@@ -95,12 +106,12 @@ def _committed(_: str) -> int:
 
 
 def _requests(folder: str) -> Table:
-    table = Table("batch", "records", "tasks", "requests of the driver", "all requests")
+    table = figures_table("batch", "records", "tasks", "all requests", words=("requests of the driver",))
     for line in Path(folder, _NOTES).read_text().splitlines():
         note = json.loads(line)
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(note["requests"].items()))
         total = sum(note["requests"].values()) + note["tasks"]
-        table.add_row(str(note["batch"]), f"{note['records']:,}", str(note["tasks"]), kinds, str(total))
+        table.add_row(str(note["batch"]), f"{note['records']:,}", str(note["tasks"]), str(total), kinds)
     return table
 
 
@@ -114,9 +125,8 @@ def _maintain(store: BucketStore) -> str:
     removed: Counter[str] = Counter()
     for each in done.compacted:
         removed.update(each.report.removed if each.report is not None else {})
-    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items())) or "nothing"
     took = (store.requests - before).total()
-    return f"Sealed into {segments} segments; compaction removed {told}. {took} requests."
+    return f"Sealed into {segments} segments. Compaction removed {removed_text(removed)}. Both took {took} requests."
 
 
 # --- the streaming query ----------------------------------------------------------------------------------------
@@ -125,11 +135,12 @@ def _maintain(store: BucketStore) -> str:
 def _write(folder: str) -> int:
     from logstore.bucket.store import BucketStore
     from streaming import LogSink
+    from streaming.opened import kept_open
 
     sink = LogSink(store=URL, topic=TOPIC, app_id=APP)
 
     def write(df: Any, batch_id: int) -> None:
-        store = sink._opened().store
+        store = kept_open(URL)  # the one the sink writes to
         assert isinstance(store, BucketStore)
         before = Counter(store.requests)
         done = sink.write(df, batch_id)

@@ -22,6 +22,8 @@ class LimitingStreamReader(LogStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, columns: Sequence[ChosenColumn] = ()) -> None:
         super().__init__(options, columns)
         self._target: Positions | None = None
+        #: what `latestOffset` found, for the report of the same trigger
+        self._found: Positions | None = None
         #: when a micro-batch was let through last; the first one always is
         self._triggered_ms: int | None = None
 
@@ -29,7 +31,10 @@ class LimitingStreamReader(LogStreamReader, SupportsTriggerAvailableNow):
         """All of them work."""
 
     def latestOffset(self, start: StreamOffsets, limit: ReadLimit) -> StreamOffsets:  # type: ignore[override]
-        latest = self._latest() if self._target is None else self._target
+        if self._target is None:
+            latest = self._found = self._latest()
+        else:
+            latest = self._target
         begin = stream_start(self.options, from_stream(start), latest)
         # Never back, not even where the log ends before the position because loss is allowed.
         latest = {key: max(end, begin[key]) for key, end in latest.items()}
@@ -56,7 +61,8 @@ class LimitingStreamReader(LogStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def reportLatestOffset(self) -> StreamOffsets:
-        return to_stream(self._latest())
+        found, self._found = self._found, None
+        return to_stream(self._latest() if found is None else found)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._latest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 
 from logstore.bucket.store import BucketStore
@@ -12,7 +13,12 @@ from logstore.compaction.maintenance import MaintainedStore
 from logstore.objects.opening import is_url
 from logstore.store import open_store
 
+#: so long a trigger that finds nothing takes the store at a URL for the one it was
+_BELIEVED_S = 60.0
+
 _kept: dict[tuple[object, ...], MaintainedStore] = {}
+#: when each of those in a bucket was last found to be the one that was opened
+_checked: dict[tuple[object, ...], float] = {}
 _lock = threading.Lock()
 
 
@@ -40,8 +46,26 @@ def opened(path: str, storage_options: Mapping[str, str] | None = None) -> Itera
         kept = _kept.get(key)
         if not isinstance(kept, BucketStore) or not kept.is_unchanged():
             kept = _kept[key] = open_store(path, storage_options=storage_options)
+        _checked[key] = time.monotonic()
     with kept:  # closing it gives up what was fetched, and keeps its connections
         yield kept
+
+
+@contextlib.contextmanager
+def polled(path: str, storage_options: Mapping[str, str] | None = None) -> Iterator[MaintainedStore]:
+    """The same for who looks again and again whether there is more, which should take one request.
+
+    What to read is planned with `opened`, so nothing is read from another store that took its place.
+    """
+    with _lock:
+        key = _key(path, storage_options)
+        kept = _kept.get(key)
+        is_believed = key in _checked and time.monotonic() - _checked[key] < _BELIEVED_S
+    if isinstance(kept, BucketStore) and is_believed:
+        yield kept
+        return
+    with opened(path, storage_options) as store:
+        yield store
 
 
 def _key(path: str, storage_options: Mapping[str, str] | None) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ wrote down that damage took those records; a log start that has moved past a pos
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.util
 import sys
@@ -28,10 +29,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from logstore.errors import InvalidConfig, OffsetOutOfRange
+from logstore.errors import InvalidConfig, OffsetOutOfRange, UnknownTopic
 from logstore.records.columns import DecodedColumns
 from streaming.columns import HEADERS, ChosenColumn, chosen_columns, schema_text, spark_batch
-from streaming.opened import opened
+from streaming.opened import opened, polled
 from streaming.options import ReadOptions, option_of, read_options, write_options
 from streaming.ranges import (
     OffsetRange,
@@ -219,6 +220,9 @@ class LogStreamReader(DataSourceStreamReader):
         return to_stream(self._latest())
 
     def _latest(self) -> Positions:
+        with contextlib.suppress(UnknownTopic), polled(self.options.store, self.options.storage) as store:
+            return latest_positions(store, self.options)
+        # Since the last look it was deleted, and may have been created again.
         with opened(self.options.store, self.options.storage) as store:
             return latest_positions(store, self.options)
 

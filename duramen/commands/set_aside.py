@@ -10,7 +10,7 @@ from duramen.commands.options import DryRun
 from duramen.session import DAMAGE, session, stop
 
 if TYPE_CHECKING:
-    from logstore.commit.set_aside import SetAside
+    from logstore.commit.set_aside import SetAsideBatch
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
@@ -35,7 +35,7 @@ def set_aside(topic: TopicName, dry_run: DryRun = False, yes: Yes = False) -> No
         stop(DAMAGE)
 
 
-def _document(topic: str, found: SetAside | None, dry_run: bool) -> dict[str, Any]:
+def _document(topic: str, found: SetAsideBatch | None, dry_run: bool) -> dict[str, Any]:
     document: dict[str, Any] = {"topic": topic, "dry_run": dry_run, "set_aside": None}
     if found is not None:
         document["set_aside"] = {
@@ -53,7 +53,7 @@ def _document(topic: str, found: SetAside | None, dry_run: bool) -> dict[str, An
     return document
 
 
-def _print(topic: str, found: SetAside | None, dry_run: bool) -> None:
+def _print(topic: str, found: SetAsideBatch | None, dry_run: bool) -> None:
     if found is None:
         print(f"{topic}: every committed batch could be appended")
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from compaction_job.figures import PartitionFigures, figures_of
 from duramen.console.documents import STATES
-from duramen.console.ledger_view import LedgerView
+from duramen.console.ledger_history import LedgerHistory
 from logstore.compaction.failures import SetAside, still_set_aside
 from logstore.compaction.maintenance import MaintainedStore
 from logstore.compaction.planning import PartitionPlan
@@ -70,7 +70,7 @@ def count_states(partitions: Iterable[PartitionFigures | str]) -> dict[str, int]
 class Figures:
     """For any number of threads; one of them looks, the others wait for it."""
 
-    def __init__(self, store: MaintainedStore, fresh_s: float, ledger: LedgerView) -> None:
+    def __init__(self, store: MaintainedStore, fresh_s: float, ledger: LedgerHistory) -> None:
         self._store = store
         #: all partitions are looked at again after so long; one that is asked for, sooner
         self._look_again_ms = max(_LOOK_AGAIN_MS, int(fresh_s * 1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duramen.console.figures import Figures
-from duramen.console.ledger_view import LedgerView
+from duramen.console.ledger_history import LedgerHistory
 from duramen.console.problems import Refused
 from logstore.compaction.maintenance import MaintainedStore
 from logstore.store import LogStore
@@ -24,7 +24,7 @@ class View:
         #: None in a report
         self.actions = actions
         self.maintenance = store.maintenance()
-        self.ledger = LedgerView(self.maintenance)
+        self.ledger = LedgerHistory(self.maintenance)
         self.figures = Figures(store, self.maintenance.fresh_s, self.ledger)
 
     @property

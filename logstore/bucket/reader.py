@@ -19,7 +19,7 @@ from functools import partial
 from logstore.bucket.files import BlockCache, BytesFile, LazyFile, ObjectFile, SegmentFiles, as_missing_file
 from logstore.bucket.local_copy import LocalCopy
 from logstore.bucket.manifest import Manifest
-from logstore.bucket.rows import PartitionView, TopicRow, view_partition, view_tail
+from logstore.bucket.rows import ReaderView, TopicRow, view_partition, view_tail
 from logstore.bucket.tail import Plans, TailCommit, TailFile, plan_key
 from logstore.directory.layout import PartitionPlace
 from logstore.directory.state import PartitionState, SegmentEntry
@@ -75,7 +75,7 @@ class Looked:
     """A partition at one moment."""
 
     manifest: Manifest | None
-    view: PartitionView
+    view: ReaderView
     #: the topic's rows that were not pruned
     rows: tuple[TopicRow, ...]
 

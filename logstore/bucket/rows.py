@@ -155,7 +155,7 @@ class LedgerView:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionView:
+class ReaderView:
     """What a reader finds: sealed segments, then the batches of `tail`, up to the high watermark."""
 
     log_start_offset: int
@@ -206,7 +206,7 @@ def concerning(rows: Iterable[TopicRow], partition: int, sealed_offset: int) -> 
     )
 
 
-def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partition: int) -> PartitionView | None:
+def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partition: int) -> ReaderView | None:
     """A partition by its manifest and then by rows that were read *after* it. None: look again, both have moved on.
 
     `rows` are those of its topic. Raises LedgerError for rows that do not chain, and for a manifest that is sealed
@@ -225,7 +225,7 @@ def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partitio
         return None  # rows were pruned since the manifest was read: it is an old one
     log_start, high_watermark = manifest.log_start_offset if manifest else 0, max(sealed, end)
     unstable = unstable_after(manifest.unstable_offset if manifest else None, tail, partition)
-    return PartitionView(
+    return ReaderView(
         log_start,
         sealed,
         high_watermark,
@@ -235,7 +235,7 @@ def view_partition(manifest: Manifest | None, rows: Sequence[TopicRow], partitio
     )
 
 
-def view_tail(rows: Sequence[TopicRow], partition: int, position: int) -> PartitionView | None:
+def view_tail(rows: Sequence[TopicRow], partition: int, position: int) -> ReaderView | None:
     """What a cursor at `position` needs, by the rows alone; None: they do not say all of it.
 
     Whoever deletes records commits a row that is no batch behind that. So no batch behind the last such row lies below
@@ -252,7 +252,7 @@ def view_tail(rows: Sequence[TopicRow], partition: int, position: int) -> Partit
     if not tail or tail[0].base_offsets[partition] > position:
         return None
     first, end = tail[0].base_offsets[partition], run[-1].end_offsets[partition]
-    return PartitionView(first, first, end, (), tail, end)
+    return ReaderView(first, first, end, (), tail, end)
 
 
 def unstable_after(before: int | None, rows: Iterable[TopicRow], partition: int) -> int | None:

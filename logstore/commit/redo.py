@@ -25,6 +25,7 @@ from logstore.directory.tails import PartitionTail
 from logstore.errors import BufferLimit, CorruptBatch, CorruptState, DamagedLog, UnappliablePlan
 from logstore.files import read_whole
 from logstore.ledger import CommitRow, Ledger
+from logstore.limits import INT64_MAX
 from logstore.partition.appender import tail_of
 from logstore.partition.environment import LastKnown
 from logstore.partition.log import PartitionLog
@@ -268,7 +269,10 @@ def _dense_end(log: PartitionLog, offset: int, losses: Sequence[Loss]) -> int:
     """
     if offset < log.log_start_offset:
         return offset
-    for segment in log.segments:
+    ends = [*(segment.base_offset for segment in log.segments[1:]), INT64_MAX]
+    for segment, end in zip(log.segments, ends, strict=True):
+        if end <= offset:
+            continue  # flushed, and not looked at: it may be damaged
         first = segment.find_batch(offset)
         for header in segment.headers(first.position) if first is not None else ():
             if header.begin_offset != offset and _over(offset, header.begin_offset, losses) != header.begin_offset:

@@ -44,7 +44,7 @@ UNAPPLIABLE = (AppendTooLarge, BufferLimit, CorruptBatch, CorruptState, Unapplia
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class SetAsideBatch:
     """What setting a commit aside costs. `kept` is where its staged files lie; None where there are none."""
 
     topic: str
@@ -67,7 +67,7 @@ class _Gap:
     reason: str
 
 
-def set_aside(committer: Committer, topic: Topic, *, dry_run: bool = False) -> SetAside | None:
+def set_aside(committer: Committer, topic: Topic, *, dry_run: bool = False) -> SetAsideBatch | None:
     """Set aside the commit that keeps the topic from being written; None when there is none.
 
     Raises LockHeld, UnknownTopic, LedgerError; DamagedLog when it is the log that is damaged (`duramen recover`).
@@ -89,11 +89,11 @@ def set_aside(committer: Committer, topic: Topic, *, dry_run: bool = False) -> S
             if lost:
                 losses[number] = lost
         if dry_run:
-            return SetAside(topic.name, row.sequence, row.plan_id, reason, losses)
+            return SetAsideBatch(topic.name, row.sequence, row.plan_id, reason, losses)
         kept = _keep(store, row.plan_id)
         committer.publish(topic, ends, plan_of(topic, row))
     committer.flush(topic)  # a plan that is not whole cannot be replayed
-    return SetAside(topic.name, row.sequence, row.plan_id, reason, losses, kept)
+    return SetAsideBatch(topic.name, row.sequence, row.plan_id, reason, losses, kept)
 
 
 def _readable_plan(store: OpenStore, topic: Topic, row: CommitRow) -> Plan | None:

@@ -52,7 +52,8 @@ def follow(
             place = places[each]
             visible = ends[topic.id].visible(committed=committed)
             for number in range(topic.partitions):  # partitions that were added meanwhile come from their beginning
-                start, end = place.start(store, topic, number), visible[number]
+                end = visible[number]
+                start = place.start(store, topic, number, end)
                 if start >= end:
                     continue
                 moved = True
@@ -81,9 +82,11 @@ class _Place:
         if topic.id != self._topic_id:
             raise UnknownTopic(f"topic {topic.name} was deleted and created again; the position is of the old one")
 
-    def start(self, store: ReadableStore, topic: Topic, number: int) -> int:
-        known = self.offsets.get(number)
-        return store.partition_state(topic, number).log_start_offset if known is None else known
+    def start(self, store: ReadableStore, topic: Topic, number: int, end: int) -> int:
+        """Where a partition without records begins is asked for once: in a bucket it takes requests."""
+        if number not in self.offsets and end:
+            self.offsets[number] = store.partition_state(topic, number).log_start_offset
+        return self.offsets.get(number, 0)
 
     def document(self) -> dict[str, object]:
         offsets = {str(number): offset for number, offset in sorted(self.offsets.items())}

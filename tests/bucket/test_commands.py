@@ -115,7 +115,7 @@ def test_a_store_is_maintained_and_verified(duramen: Command, tmp_path: Path) ->
     assert found["sound"]
     assert found["partitions"][0]["records"] == 5
     assert "sound" in duramen("verify", "orders")
-    assert "deleted" in duramen("maintain")
+    assert "Deleted" in duramen("maintain")
     assert duramen.json("get", "orders", "k3")["value"] == "v98"
     duramen("maintain", "nothing", code=1)
     assert duramen.json("retain", "--dry-run")["partitions"][0]["deleted"] == []

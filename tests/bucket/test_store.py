@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
 from logstore.objects.objects import Objects
 from logstore.records.record import Record
+from logstore.restore import follow as following
 from logstore.restore.lookup import latest_of_key
 from logstore.store import LogStore, open_store
 
@@ -280,6 +282,29 @@ def test_opening_takes_six_requests_and_an_idle_poll_one(objects: MemoryObjects,
         counted.requests.clear()
         reader.ends(topic)
         assert counted.requests == {"get": 1}
+
+
+@pytest.mark.parametrize("topics", ["orders", ["orders", "other"]], ids=str)
+def test_an_idle_follow_takes_one_request_a_look(
+    objects: MemoryObjects, store: BucketStore, monkeypatch: pytest.MonkeyPatch, topics: Any
+) -> None:
+    """Partitions without any record, too."""
+    store.create_topic("other", partitions=3)
+    store.append("orders", [Record(b"k", b"v", NOW_MS)])
+    counted = CountedObjects(objects)
+    seen: list[Counter[str]] = []
+
+    def sleep(_: float) -> None:
+        seen.append(counted.requests.copy())
+        counted.requests.clear()
+        if len(seen) == 5:
+            store.append("orders", [Record(b"k", b"last", NOW_MS)])
+
+    monkeypatch.setattr(following.time, "sleep", sleep)
+    for followed in opened(counted).follow(topics):
+        if followed.records[0].value == b"last":
+            break
+    assert seen[1:5] == [{"get": 1}] * 4
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from bucket.test_arriving import LATER_MS
 from bucket.test_mending import flip, overwrite
 from logstore.bucket import maintaining
+from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.maintaining import MaintenanceRules, delete_up_to, maintain
 from logstore.bucket.manifest import Manifest
 from logstore.bucket.sealing import SealRules
@@ -40,6 +41,8 @@ class Followed:
         self.store = self._opened(create=True)
         self.topic = self.store.create_topic("t", partitions=2, configs={"retention.ms": "-1", **configs})
         self.reader = self._opened()
+        self.reader.ledger._elapsed = lambda: Elapsed(self.clock.now_ms, self.clock.now_ms)
+        self.reader.ledger._looked = self.reader.ledger._elapsed()
         self.position: dict[str, object] | None = None
         self.requests = self.reader.objects.requests  # type: ignore[attr-defined]
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,3 +207,11 @@ def test_the_short_import_name() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["LogStore", "True", "False"]
+
+
+def test_the_list_of_commands_has_whole_sentences(duramen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = duramen("--help").out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(listed) > 30
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+    assert max(map(len, listed)) <= 80

@@ -18,7 +18,7 @@ from logstore.store import LogStore
 
 from .conftest import ROOT, Command, on_a_terminal, plain_lines
 
-SLOW = "log.cleaner.io.max.bytes.per.second = 200000\n"
+SLOW = "log.cleaner.io.max.bytes.per.second = 50000\n"
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_pass_of_another_process_is_seen_with_its_step_and_bytes(duramen: Comm
     )
     seen: dict[str, Any] = {}
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline and process.poll() is None:
             for each in duramen("top", output="json").json["passes"]:
                 if each["done_bytes"] and each["bytes_per_second"]:

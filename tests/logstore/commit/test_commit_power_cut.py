@@ -20,14 +20,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pyarrow as pa
-import pytest
 
 from logstore.clock import ManualClock
 from logstore.commit.apps import AppBatch
 from logstore.commit.committer import Committer
 from logstore.commit.plan_folder import Staging
 from logstore.commit.staging import EncodeOptions, StagedWriter
-from logstore.directory import tails
 from logstore.records.record import Record
 from logstore.store import LogStore
 
@@ -251,20 +249,6 @@ class Cuts:
                 committer.flush(store.topic(name))
             assert os.listdir(store.layout.staging) == []
         self.files.close()
-
-
-@pytest.fixture
-def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Each call starts the machine again."""
-    started = 0
-
-    def again() -> None:
-        nonlocal started
-        started += 1
-        monkeypatch.setattr(tails, "boot_id", lambda: f"boot-{started}")
-
-    again()
-    return again
 
 
 def test_a_power_cut_at_each_step_loses_and_doubles_nothing(

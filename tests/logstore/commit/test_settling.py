@@ -66,20 +66,6 @@ def expected(batches: int) -> list[bytes]:
     return sorted(b"%d-%d" % (batch, n) for batch in range(batches) for n in range(60))
 
 
-@pytest.fixture
-def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Each call starts the machine again."""
-    started = 0
-
-    def again() -> None:
-        nonlocal started
-        started += 1
-        monkeypatch.setattr(tails, "boot_id", lambda: f"boot-{started}")
-
-    again()
-    return again
-
-
 def make(root: Path, **settings: object) -> LogStore:
     store = LogStore(root, create=True, lock_wait_ms=2000)
     store.create_topic("orders", partitions=2, configs={"segment.bytes": 1500, "index.interval.bytes": 200} | settings)

@@ -282,6 +282,28 @@ def test_a_flushed_segment_that_lost_bytes_is_still_missed_after_somebody_opened
     assert not recover(store, orders, [0])[0].found_damage
 
 
+def test_damage_of_a_flushed_segment_does_not_stand_in_the_way_of_what_was_not_flushed(
+    store: LogStore, orders: Topic, read_all: ReadAll
+) -> None:
+    """After a power cut the log is looked through from the recovery point on, and no further back."""
+    committer = Committer(store)
+    committer.flush(orders)
+    append_table(committer, "orders", table_of(records(40)))  # not flushed
+    whole = read_all(store, "orders")
+    path = Path(first_log(store, orders, 0))
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    os.unlink(store.layout.tails(orders.id))
+    Committer(store).settle_topic(orders)
+    append_table(Committer(store), "orders", table_of(records(2)))
+    os.unlink(store.layout.tails(orders.id))
+    (report, _) = recover(store, orders)
+    (loss,) = report.losses
+    assert loss.base_offset == 0
+    found = read_all(store, "orders")
+    assert [each for each in found[0] if each.value not in (b"x0", b"x1")][-1] == whole[0][-1]
+    assert sum(map(len, found.values())) == sum(map(len, whole.values())) - loss.end_offset + 2
+
+
 def test_recovery_makes_damaged_state_anew(store: LogStore, orders: Topic, read_all: ReadAll) -> None:
     before = read_all(store, "orders")
     for path in (store.layout.partition_state(orders.id, 0), store.layout.ends(orders.id)):

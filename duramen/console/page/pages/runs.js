@@ -25,7 +25,7 @@
       ...(bare ? [] : [{ label: "Partition", render: (run) => html`<${Text} text=${run.topic === null ? "–" : `${run.topic}-${run.partition}`} />` }]),
       { label: "Before → after", low: 1, className: "shrink-cell", render: (run) => html`<${Shrink} run=${run} most=${most} />` },
       { label: "Removed", num: true, low: 1, render: (run) => count(removedSum(run)) },
-      { label: "Map fill", num: true, low: 2, render: (run) => run.map_fill === null ? html`<span class="faint">–</span>` : html`<span class="pair"><${D.Meter} value=${run.map_fill} label=${`offset map filled to ${D.percent(run.map_fill)}`} /><span class="num">${D.percent(run.map_fill)}</span></span>` },
+      { label: "Map fill", num: true, low: bare ? 2 : 3, render: (run) => run.map_fill === null ? html`<span class="faint">–</span>` : html`<span class="pair"><${D.Meter} value=${run.map_fill} label=${`offset map filled to ${D.percent(run.map_fill)}`} /><span class="num">${D.percent(run.map_fill)}</span></span>` },
       { label: "Took", num: true, render: (run) => D.duration(run.seconds === null ? null : run.seconds * 1000) },
       { label: "Engine", low: 3, render: (run) => html`<${Text} text=${run.engine} />` },
       { label: "Workers", num: true, low: 3, render: (run) => count(run.workers.length) },

@@ -48,7 +48,7 @@ class Runs:
 _NO_RUNS = Runs(RUNS.empty_table(), {}, {}, {})
 
 
-class LedgerView:
+class LedgerHistory:
     """For any number of threads."""
 
     def __init__(self, maintenance: Maintenance) -> None:
