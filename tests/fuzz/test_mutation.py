@@ -77,7 +77,7 @@ def test_a_fault_is_found_and_its_input_kept(
     fault: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fault == "hang":
-        monkeypatch.setattr(mutation, "HANG_SECONDS", 3.0)
+        monkeypatch.setattr(mutation, "HANG_SECONDS", 15.0)
     found = tmp_path / "found"  # what is found here is no news
     outcome = fuzz(11, seconds=20.0, workers=1, progress=tmp_path, out=found, self_test=fault)
     assert outcome.findings
