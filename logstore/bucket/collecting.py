@@ -284,10 +284,11 @@ class Collector:
                 check=lambda: check_age(began.ms()),
             )
         view = self._store.ledger.refresh()
-        manifests = (self.manifests.read(topic_id, number).manifest for topic_id, number in concerned)
-        names = named(
-            _without_ends(view), self.floors(), [each for each in manifests if each is not None], self._named_files
-        )
+        manifests = [self.manifests.read(topic_id, number).manifest for topic_id, number in concerned]
+        if None in manifests:  # the fence made those that were missing
+            raise SegmentsChanged("a manifest is gone behind the fence; nothing was swept")
+        found = [each for each in manifests if each is not None]
+        names = named(_without_ends(view), self.floors(), found, self._named_files)
         gone = list(orphans(candidates, names))
         self._delete(gone)
         return gone

@@ -133,6 +133,8 @@ def _index(plan: Plan, sizes: Sequence[int], stored: npt.NDArray[np.int64]) -> d
         raise ValueError("pieces of a topic that the plan does not have")
     found = {}
     for number, topic in enumerate(plan.topics):
+        if not len(topic.base_offsets) == len(topic.end_offsets) == topic.partitions:
+            raise ValueError(f"offsets of another number of partitions than {topic.topic} has")
         mine = columns[topics == number]
         if len(mine) and mine[:, PARTITION].max() >= topic.partitions:
             raise ValueError(f"pieces of a partition that {topic.topic} does not have")

@@ -161,9 +161,13 @@ def plan_restore(
 
 def _at_one_moment(store: ReadableStore, name: str) -> tuple[Topic, TopicEnds]:
     """A topic with its ends: what its settings say holds for all that is committed below them."""
-    topic = store.topic(name)
+    topic = store.known_topic(name)
     for _ in range(_LOOKS_MAX):
-        ends = ends_beside_others(store, topic)
+        try:
+            ends = ends_beside_others(store, topic)
+        except UnknownTopic:
+            if store.topic(name).id == topic.id:
+                raise
         after = store.known_topic(name)
         if after == topic:
             return topic, ends

@@ -169,7 +169,7 @@ def test_targets_that_will_not_do(tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     with pytest.raises(BackupRefused, match="not an empty directory"):
         back_up(source, str(tmp_path / "full"), made_directory)
-    url = f"memory://{tmp_path}/taken"
+    url = f"memory:/{tmp_path}/taken"
     BucketStore(url, create=True)
     with pytest.raises(BackupRefused, match="something lies there already"):
         check_target(source, url)

@@ -25,6 +25,17 @@ TOKEN = "a-session-token-nobody-may-see"
 LOG = "_delta_log"
 
 
+@pytest.fixture(autouse=True)
+def nothing_secret_is_printed_or_logged(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    caplog.set_level("DEBUG")
+    yield
+    told = "".join(capfd.readouterr()) + caplog.text
+    assert SECRET_KEY not in told
+    assert TOKEN not in told
+
+
 @pytest.fixture
 def proxy(ministack: Server) -> Iterator[Proxy]:
     with proxy_of(ministack) as proxy:
@@ -62,7 +73,9 @@ def check_no_secret(error: BaseException) -> None:
     told = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
     assert SECRET_KEY not in told
     assert TOKEN not in told
-    assert b"nobody-may-see" not in pickle.dumps(str(error))
+    kept = pickle.dumps(error)
+    assert TOKEN.encode() not in kept
+    assert SECRET_KEY.encode() not in kept
 
 
 def test_credentials_that_expire_anywhere_in_a_batch(proxy: Proxy, url: str, ministack: Server) -> None:

@@ -26,7 +26,9 @@ from logstore.bucket.verifying import verify_partition
 
 SOAK = bool(os.environ.get("DURAMEN_SOAK"))
 SECONDS = 600 if SOAK else 12
-ROLES = [("writer", 0), ("writer", 1), ("maintainer", 0), ("maintainer", 1), ("reader", 0)]
+ROLES = [("writer", 0), ("writer", 1), ("maintainer", 0), ("daemon", 0), ("reader", 0)]
+#: of the daemon's jobs, far more often than anybody needs
+INTERVALS = [f"--interval={job}=500" for job in ("seal", "compaction", "retention", "sweep")]
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "3000", "delete.retention.ms": "0"}
 
 
@@ -36,6 +38,7 @@ class Killing:
         self.folder = folder
         self.told = {"url": server.url(uuid.uuid4().hex), "options": server.options, "folder": str(folder)}
         self.running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self.environment = server.environment
         self.kills = 0
         store = self.store(create=True)
         store.create_topic("log", partitions=PARTITIONS, configs={"segment.bytes": "3000"})
@@ -46,11 +49,14 @@ class Killing:
 
     def begin(self, role: str, number: int) -> None:
         told = json.dumps(self.told | {"role": role, "number": number})
+        command = ["bucket.kills_worker", told]
+        if role == "daemon":
+            command = ["duramen", "--store", str(self.told["url"]), "schedule", "--metrics-port=0", *INTERVALS]
+        env = os.environ | self.environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
         with (self.folder / f"{role}-{number}.log").open("ab") as log:
             self.running[role, number] = subprocess.Popen(
-                [sys.executable, "-m", "bucket.kills_worker", told],
-                cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, stdout=log, stderr=log,
-            )  # fmt: skip
+                [sys.executable, "-m", *command], cwd=ROOT, env=env, stdout=log, stderr=log
+            )
 
     def end(self, who: tuple[str, int]) -> None:
         process = self.running.pop(who)
