@@ -364,9 +364,13 @@ class _Planner:
         """Batches that are missing where they belong, and are found elsewhere."""
         missing = [(each.base_offset, each.end_offset) for each in [*self._found, *self._given.losses]]
         missing = subtract(missing, self._plan.found_again)
+        wanted = missing
+        if not self._given.is_listed:  # of a compacted topic nothing else tells what a file had
+            wanted = [*missing, *subtract(self._uncovered(self._start), missing)]
         for piece in sorted(self._strays, key=lambda piece: piece.first_offset):
-            missing = self._put_back(piece, missing, "misplaced files")
-        gaps = subtract(self._gap_ranges(), missing) if self._gaps else []
+            wanted = self._put_back(piece, wanted, "misplaced files")
+        missing = subtract(missing, [(low, high) for _, low, high in self._plan.refilled])
+        gaps = subtract(self._uncovered(self._given.compacted_offset), missing) if self._gaps else []
         missing += gaps
         for source in self._sources:
             for low, high in sorted(missing):
@@ -395,10 +399,10 @@ class _Planner:
                 reason = "missing when its neighbours were put back from quarantine"
                 self._plan.earlier_losses.append(Loss(begin, end, reason, self._given.now_ms))
 
-    def _gap_ranges(self) -> list[Range]:
+    def _uncovered(self, low: int) -> list[Range]:
+        """Committed offsets from `low` on that no stretch of batches has."""
         covered = [(piece.first_offset, piece.end_offset) for each in self._plan.segments for piece in each.pieces]
-        low, high = max(self._start, self._given.compacted_offset), self._given.committed or 0
-        return subtract([(low, high)], covered)
+        return subtract([(max(self._start, low), self._given.committed or 0)], covered)
 
     def _put_back(self, piece: Piece, missing: list[Range], source: str) -> list[Range]:
         begin = max(piece.first_offset, self._start)  # a log start may lie inside a batch

@@ -205,6 +205,22 @@ def test_batches_in_the_wrong_file_are_put_where_they_belong() -> None:
     assert contents(log) == rows
 
 
+@pytest.mark.parametrize("base", [0, 6, 18])
+def test_without_a_list_a_segment_that_was_swapped_with_the_empty_last_one_comes_back(base: int) -> None:
+    """In a compacted topic the gap that it leaves looks as if it were compacted."""
+    fs, rows = filled()
+    put(fs, path(24), directory_bytes(fs)[f"{base:020d}.log"])
+    put(fs, path(base), b"")
+    fs.unlink(STATE)
+    state = PartitionState(first_dirty_offset=24, thinned_offset=24)
+    partition = replace(given(fs, state=state), config=replace(CONFIG, cleanup_policy=frozenset({"compact"})))
+    plan = plan_salvage(partition)
+    assert plan.losses == ()
+    carry_out(partition, plan, STATE)
+    log = open_log(fs, config=CONFIG, clean=False, long_lived=False, keep_offset=24)
+    assert (contents(log), log.log_end_offset) == (rows, 24)
+
+
 def test_what_compaction_had_taken_from_a_misplaced_file_is_no_loss() -> None:
     fs, rows = filled()
     files = directory_bytes(fs)
