@@ -40,7 +40,8 @@ def follow(
     names = [name] if isinstance(name, str) else sorted(set(name))
     if not names:
         raise InvalidConfig("no topic to follow is named")
-    places = {each: _Place(store.topic(each), _given(position, each, alone=isinstance(name, str))) for each in names}
+    given = {each: _given(position, each, alone=isinstance(name, str)) for each in names}
+    places = {each: _Place(_begun(store, each, given[each]), given[each]) for each in names}
     while True:
         topics = {each: store.known_topic(each) for each in names}
         for each, topic in topics.items():
@@ -68,6 +69,12 @@ def follow(
             if not wait:
                 return
             time.sleep(poll_s)
+
+
+def _begun(store: ReadableStore, name: str, given: Mapping[str, object] | None) -> Topic:
+    """One that the position is of is looked at soon enough."""
+    topic = store.known_topic(name)
+    return topic if given is not None and given.get("topic_id") == topic.id else store.topic(name)
 
 
 class _Place:
