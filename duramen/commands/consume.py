@@ -223,6 +223,8 @@ class _Tail:
     committed: bool
     position: int
     on_out_of_range: str
+    #: this read up to the position
+    goes_on: bool = False
 
     def records(self, ends: TopicEnds) -> Iterator[Record]:
         """Up to the ends given."""
@@ -234,12 +236,13 @@ class _Tail:
             return
         reader = self.store.reader(self.topic, self.number, end_offset=end)
         reader.open_segments_max = 1  # many partitions are read at once
+        reader.goes_on = self.goes_on
         try:
             yield from reader.records(self.position, end, committed=self.committed, on_out_of_range=how)
         finally:
             reader.close()
         # Past control records and what compaction removed too, so that waiting is not reading again.
-        self.position = end
+        self.position, self.goes_on = end, True
 
 
 def _writer(encoding: Encoding, format_: str | None, properties: list[str] | None, *, several: bool) -> Write:

@@ -239,10 +239,10 @@ class BucketReader(PartitionReader):
         headers: bool = True,
         on_out_of_range: OnOutOfRange = OnOutOfRange.FAIL,
     ) -> Iterator[DecodedColumns]:
-        """The same. A cursor in the tail takes the rows that are known for it; where one of their objects is gone or
-        damaged, the manifest says what became of it.
+        """The same. A cursor in the tail that goes on takes the rows that are known for it; where one of their objects
+        is gone or damaged, the manifest says what became of it.
         """
-        self._cursor = start
+        self._cursor = start if self.goes_on else None
         yield from super().columns(start, end, committed=committed, headers=headers, on_out_of_range=on_out_of_range)
 
     def _by_rows(self) -> Looked | None:

@@ -62,6 +62,8 @@ class PartitionReader:
         self._open: dict[int, LogSegment] = {}
         #: how many stay open; a caller with many readers lowers it
         self.open_segments_max = _OPEN_SEGMENTS_MAX
+        #: a cursor that has read up to its position: what compaction took out since may still come
+        self.goes_on = False
         self._generation = -1
         self._sizes: dict[int, int] = {}  # of all segments but the last, which grows
         self._replaced: frozenset[int] = frozenset()

@@ -54,11 +54,12 @@ def follow(
             visible = ends[topic.id].visible(committed=committed)
             for number in range(topic.partitions):  # partitions that were added meanwhile come from their beginning
                 end = visible[number]
-                start = place.start(store, topic, number, end)
+                goes_on, start = number in place.offsets, place.start(store, topic, number, end)
                 if start >= end:
                     continue
                 moved = True
                 reader = store.reader(topic, number, end_offset=end)
+                reader.goes_on = goes_on
                 for columns in reader.columns(start, end, committed=committed):
                     place.offsets[number] = int(columns.offsets[-1]) + 1
                     answer = place.document() if isinstance(name, str) else _document(places)

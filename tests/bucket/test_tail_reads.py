@@ -111,6 +111,27 @@ def test_a_reader_sees_what_is_committed_whatever_maintenance_does(rng: random.R
         assert alive <= set(mine) <= set(range(end))
 
 
+def test_who_begins_reads_what_compaction_left() -> None:
+    """Though the process knows the rows of what was taken out, and its objects are still there."""
+    followed = Followed(**{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+    for _ in range(3):
+        followed.append()
+    assert len(followed.read()) == 18
+    done = maintain(followed.store, MaintenanceRules(seal=SealRules(force=True), force_compaction=True))
+    assert not done.failed
+    left = [(number, r.offset) for number in range(2) for r in followed.store.reader("t", number).records(0)]
+    assert len(left) == 6
+    ends = followed.ends()
+    begun = [
+        (number, record.offset)
+        for number, end in enumerate(ends)
+        for record in followed.reader.reader(followed.topic, number, end_offset=end).records(0)
+    ]
+    assert begun == left
+    followed.position = None
+    assert sorted(followed.read()) == left
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 def test_deleted_records_are_never_delivered(sealed: bool) -> None:
     followed = Followed()

@@ -285,7 +285,7 @@ def test_the_demo_in_a_bucket_ends_with_the_truth_and_few_requests() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 missing, 0 doubled" in done.stdout
     assert "equal to the truth" in done.stdout
-    rows = re.findall(r"^│ (\d+) +│ 5,000 +│ (\d) +│.*│ (\d+) +│$", done.stdout, re.M)
+    rows = re.findall(r"^│ +(\d+) │ +5,000 │ +(\d+) │ +(\d+) │.*│$", done.stdout, re.M)
     # Batches about the kill may have been committed without a note.
     assert len(rows) >= FILES - 2
     assert all(int(total) <= int(tasks) + 8 for _, tasks, total in rows)
