@@ -138,7 +138,7 @@ def test_the_scheduler_serves_metrics(scheduled: Installed) -> None:
     text = (
         "import urllib.request\n"
         "from duramen.compaction_job.scheduler import Scheduler\n"
-        f"with Scheduler({store!r}, metrics_port=0) as daemon:\n"
+        f"with Scheduler({store!r}, metrics_port=None) as daemon:\n"
         "    port = daemon.metrics_address[1]\n"
         "    print(urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read().decode())\n"
     )
