@@ -9,14 +9,15 @@ import os
 
 import numpy as np
 
-from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint
+from logstore.errors import BufferLimit, CorruptBatch, CorruptCheckpoint, OffsetOverflow
+from logstore.limits import INT64_MAX
 from logstore.partition.environment import LogEnvironment
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.producer_state import AppendOrigin
 from logstore.partition.producer_state_manager import ProducerStateManager
 from logstore.partition.producers import producer_entries, replay
 from logstore.partition.recovery_report import RecoveryReport
-from logstore.partition.soundness import MALFORMED
+from logstore.partition.soundness import MALFORMED, in_order
 from logstore.records.table import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, BatchTable
 from logstore.segment.batches import Chunk
 from logstore.segment.names import LEADER_EPOCH_CHECKPOINT, FileKind
@@ -48,7 +49,10 @@ class DerivedFiles:
     # --- indexes ------------------------------------------------------------------------------------------------------
 
     def _rebuild_indexes(self, segment: LogSegment, reason: str) -> None:
-        """Indexes from the log; stops quietly at damage, which recovery or a reader deals with."""
+        """Indexes from the log; stops quietly at damage, which recovery or a reader deals with.
+
+        Raises OffsetOverflow for a segment that is sound and can be split: one that was put in its place cannot.
+        """
         segment.reset_indexes()
         producers = ProducerStateManager(self._directory, self._fs, self._partition, self._expiration_ms, self._limits)
         self._rebuild_producers(producers, segment.base_offset)
@@ -59,6 +63,11 @@ class DerivedFiles:
                 self._apply_producers(producers, segment, chunk)
                 producers.update_map_end_offset(int(chunk.table[-1, LAST_OFFSET]) + 1)
         except (BufferLimit, *MALFORMED) as error:
+            self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
+        except OffsetOverflow as error:
+            at = self._segments.index(segment)
+            if is_whole(segment, self._segments[at + 1].base_offset if at + 1 < len(self._segments) else None):
+                raise
             self.report.notes.append(f"index of {segment.path(FileKind.LOG)} rebuilt up to damage only: {error}")
         segment.seal()
         segment.flush()  # no recovery point would make recovery do this
@@ -120,3 +129,21 @@ class DerivedFiles:
             except MALFORMED as error:  # below the recovery point, which is a reader's to find
                 self.report.notes.append(f"producer state is incomplete: {error}")
         producers.update_map_end_offset(end_offset)
+
+
+def in_order_in(segment: LogSegment, chunk: Chunk, last_offset: int, upper: int | None) -> tuple[int, str]:
+    high = INT64_MAX if upper is None else upper
+    return in_order(segment.log, chunk, after=last_offset, low=segment.base_offset, high=high)
+
+
+def is_whole(segment: LogSegment, upper: int | None) -> bool:
+    """Whether every batch of the segment is sound and in order."""
+    last_offset = segment.base_offset - 1
+    try:
+        for chunk in segment.chunks():
+            if in_order_in(segment, chunk, last_offset, upper)[1]:
+                return False
+            last_offset = int(chunk.table[-1, LAST_OFFSET])
+    except (CorruptBatch, BufferLimit):
+        return False
+    return True

@@ -22,14 +22,14 @@ from logstore.errors import BufferLimit, CorruptBatch, CorruptIndex, DamagedLog,
 from logstore.files import make_directory
 from logstore.limits import INT64_MAX, RELATIVE_OFFSET_MAX
 from logstore.partition.cutting import LogCutter, data_end
-from logstore.partition.derived_files import DerivedFiles
+from logstore.partition.derived_files import DerivedFiles, in_order_in, is_whole
 from logstore.partition.environment import LastKnown, LogEnvironment
 from logstore.partition.leader_epochs import LeaderEpochs
 from logstore.partition.overflow import split_segment
 from logstore.partition.producer_state_manager import ProducerStateManager
 from logstore.partition.recovery_report import Cut, RecoveryReport
 from logstore.partition.replacements import finish_replacements, numbered_files
-from logstore.partition.soundness import in_order, well_formed
+from logstore.partition.soundness import well_formed
 from logstore.records.table import ATTRIBUTES, CONTROL_BIT, LAST_OFFSET, POSITION, SIZE
 from logstore.segment.batches import Chunk
 from logstore.segment.names import SEGMENT_KINDS, FileKind, NumberedFile, Transient, file_name
@@ -242,14 +242,14 @@ class Loader(DerivedFiles):
         reason = ""
         try:
             for chunk in segment.chunks():
-                sound, reason = _in_order(segment, chunk, last_offset, upper)
+                sound, reason = in_order_in(segment, chunk, last_offset, upper)
                 sound, reason = well_formed(chunk, last_offset, sound, reason, self._limits)
                 good = Chunk(chunk.data, chunk.table[:sound], chunk.position, chunk.file)
                 if sound:
                     try:
                         segment.index_batches(good)
                     except OffsetOverflow as error:
-                        if error.position is None or _is_whole(segment, upper):
+                        if error.position is None or is_whole(segment, upper):
                             raise  # old releases left such segments; it is split
                         ends = good.position + good.table[:, POSITION] + good.table[:, SIZE]
                         good = Chunk(good.data, good.table[ends <= error.position], good.position, good.file)
@@ -357,11 +357,6 @@ class Loader(DerivedFiles):
         self._repair_overflow(self._open_segments)
 
 
-def _in_order(segment: LogSegment, chunk: Chunk, last_offset: int, upper: int | None) -> tuple[int, str]:
-    high = INT64_MAX if upper is None else upper
-    return in_order(segment.log, chunk, after=last_offset, low=segment.base_offset, high=high)
-
-
 def _needs_no_index(segment: LogSegment) -> bool:
     """Whether an index would have no entry, and rebuilding it would find nothing wrong."""
     if segment.size_bytes > segment.index_interval_bytes:
@@ -373,16 +368,3 @@ def _needs_no_index(segment: LogSegment) -> bool:
     if any((table[:, ATTRIBUTES] & CONTROL_BIT).any() for table in tables):
         return False  # markers make a transaction index, which a copy may have come without
     return all(int(table[:, LAST_OFFSET].max()) - segment.base_offset <= RELATIVE_OFFSET_MAX for table in tables)
-
-
-def _is_whole(segment: LogSegment, upper: int | None) -> bool:
-    """Whether every batch of the segment is sound and in order."""
-    last_offset = segment.base_offset - 1
-    try:
-        for chunk in segment.chunks():
-            if _in_order(segment, chunk, last_offset, upper)[1]:
-                return False
-            last_offset = int(chunk.table[-1, LAST_OFFSET])
-    except (CorruptBatch, BufferLimit):
-        return False
-    return True

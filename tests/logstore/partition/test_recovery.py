@@ -103,6 +103,23 @@ def test_an_unclean_reopening_of_an_intact_log_finds_everything_and_makes_the_sa
     assert {name: found.get(name) for name in rolled} == rolled
 
 
+@pytest.mark.parametrize("gone", [(), ("index", "timeindex")])
+def test_flushed_segments_that_were_swapped_are_left_as_they_lie(gone: tuple[str, ...]) -> None:
+    """Records in front of a segment's base are no offset overflow: splitting it would write over the segment there."""
+    fs = closed()
+    first, second = directory_bytes(fs)[f"{0:020d}.log"], directory_bytes(fs)[f"{6:020d}.log"]
+    replace_content(fs, path(0), second)
+    replace_content(fs, path(6), first)
+    for kind in gone:
+        fs.unlink(path(6, kind))
+    damaged = directory_bytes(fs)
+    log = recovered(fs, recovery_point=20)
+    assert log.recovery.split == []
+    log.close()
+    logs = {name: data for name, data in directory_bytes(fs).items() if name.endswith(".log")}
+    assert logs == {name: data for name, data in damaged.items() if name.endswith(".log")}
+
+
 def test_only_segments_from_the_recovery_point_on_are_scanned() -> None:
     fs = SimulatedFileSystem()
     filled(fs)
