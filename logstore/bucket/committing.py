@@ -24,7 +24,17 @@ from logstore.bucket.judging import Attempt, Verdict, is_next_or_replay, is_sett
 from logstore.bucket.keys import new_nonce, plan_key, staged_key
 from logstore.bucket.output import ObjectOutput
 from logstore.bucket.plan import PlanFile, encode_plan
-from logstore.bucket.rows import NO_TOPIC, Aborted, Kind, LedgerView, PlanRef, TopicRow, Transactions
+from logstore.bucket.rows import (
+    NO_TOPIC,
+    Aborted,
+    Kind,
+    LedgerView,
+    PlanRef,
+    TopicRow,
+    Transactions,
+    batch_row,
+    unkeyed,
+)
 from logstore.clock import Clock
 from logstore.commit.apply import ApplyMany
 from logstore.commit.apps import AppBatch
@@ -43,7 +53,6 @@ from logstore.errors import (
 )
 from logstore.ledger.rows import AppProgress, CommitRow
 from logstore.objects.objects import Objects
-from logstore.topics.registry import Topic
 
 if TYPE_CHECKING:
     from logstore.bucket.store import BucketStore
@@ -299,21 +308,11 @@ class _Decision:
         ref = self._put(plan)
         placed = {topic_id for file in self._files for topic_id in file.placed}
         return tuple(
-            TopicRow(
-                topic.topic_id,
-                topic.sequence,
-                Kind.BATCH,
-                topic.config_version,
-                topic.base_offsets,
-                topic.end_offsets,
-                plan.now_ms,
-                ref,
-                named[0],
-                named[1],
-                named[2],
+            replace(
+                batch_row(plan, topic, ref),
                 # In the commit itself: a restore must never trust what no longer holds.
-                _unkeyed(topics[topic.topic_id]) if topic.topic_id in placed else None,
-                None if ending is None else _ended(view, topic, ending),
+                definition=unkeyed(topics[topic.topic_id]) if topic.topic_id in placed else None,
+                transactions=None if ending is None else _ended(view, topic, ending),
             )
             for topic in plan.topics
         )
@@ -357,7 +356,3 @@ def _plan_file(file: StagedFile) -> PlanFile:
     stored = file.stored
     assert stored is not None
     return PlanFile(file.name, stored.size_bytes, stored.crc, stored.pieces)
-
-
-def _unkeyed(topic: Topic) -> Topic | None:
-    return replace(topic, keyed=False) if topic.keyed else None

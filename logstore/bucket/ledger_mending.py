@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -129,20 +129,16 @@ def carry_out(store: BucketStore, repair: LedgerRepair) -> None:
     if repair.needs_summary:
         overwrite(store.objects, SUMMARY, encode_summary(repair.view, new_nonce(), limits=store.limits))
     if repair.needs_fence and repair.view.definitions:
-        concerned = {row.topic_id for row in repair.view.rows if row.is_lost}
-        commit_rows(store, lambda view: _fence(view, concerned), details={FENCE: True})
+        commit_rows(store, _fence, details={FENCE: True})
 
 
-def _fence(view: LedgerView, concerned: set[str]) -> tuple[TopicRow, ...]:
+def _fence(view: LedgerView) -> tuple[TopicRow, ...]:
     rows = []
-    for topic in view.definitions.values():
-        newest = view.newest(topic.id)
+    for topic_id in view.definitions:
+        newest = view.newest(topic_id)
         if newest is not None:
-            ends, keyed = newest.end_offsets, topic.keyed and topic.id in concerned
-            row = TopicRow(
-                topic.id, newest.sequence + 1, Kind.DEFINED, newest.config_version, ends, ends, newest.clock_ms
-            )
-            rows.append(replace(row, definition=replace(topic, keyed=False)) if keyed else row)
+            sequence, version, ends = newest.sequence + 1, newest.config_version, newest.end_offsets
+            rows.append(TopicRow(topic_id, sequence, Kind.DEFINED, version, ends, ends, newest.clock_ms))
     return tuple(rows)
 
 

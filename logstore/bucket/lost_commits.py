@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from logstore.bucket.keys import lost_plan_key
-from logstore.bucket.rows import NO_TOPIC, Kind, LedgerView, PlanRef, TopicRow
+from logstore.bucket.rows import NO_TOPIC, Kind, LedgerView, PlanRef, TopicRow, batch_row, unkeyed
 from logstore.commit.plan import Plan, TopicPlan
 from logstore.topics.registry import Topic
 
@@ -195,21 +195,7 @@ class _Bridge:
     def _take(self, found: FoundPlan) -> None:
         plan = found.plan
         for topic in plan.topics:
-            self._add(
-                TopicRow(
-                    topic.topic_id,
-                    topic.sequence,
-                    Kind.BATCH,
-                    topic.config_version,
-                    topic.base_offsets,
-                    topic.end_offsets,
-                    plan.now_ms,
-                    found.ref,
-                    plan.app_id,
-                    plan.batch_id,
-                    plan.query_id,
-                )
-            )
+            self._add(replace(batch_row(plan, topic, found.ref), definition=self._unkeyed(topic.topic_id)))
         self._left -= 1
         self._plans = [each for each in self._plans if each is not found and each.plan.plan_id != plan.plan_id]
 
@@ -286,8 +272,14 @@ class _Bridge:
         row = TopicRow(
             newest.topic_id, sequence, Kind.BATCH, newest.config_version, newest.end_offsets, ends, newest.clock_ms, ref
         )
+        row = replace(row, definition=self._unkeyed(newest.topic_id))
         self._add(row)
         return row
+
+    def _unkeyed(self, topic_id: str) -> Topic | None:
+        """Whether the records were placed by their keys was in the lost commit alone: nothing may rely on it."""
+        topic = self._topics.get(topic_id)
+        return None if topic is None else unkeyed(topic)
 
     def _alter(self, newest: TopicRow, topic: Topic) -> TopicRow:
         ends = newest.end_offsets + (0,) * (topic.partitions - len(newest.end_offsets))

@@ -7,11 +7,12 @@ definition, each batch, its end. Sequences of a topic have no gaps, and each row
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 
 from logstore.bucket.manifest import Manifest, Segment
+from logstore.commit.plan import Plan, TopicPlan
 from logstore.directory.ends import TopicEnds
 from logstore.errors import LedgerError
 from logstore.ledger.rows import AppProgress
@@ -85,6 +86,28 @@ class TopicRow:
     def is_lost(self) -> bool:
         """A batch of which nothing is known but its offsets: `recover` found that its commit and its plan are gone."""
         return self.plan is not None and self.plan.size_bytes == 0
+
+
+def batch_row(plan: Plan, topic: TopicPlan, ref: PlanRef) -> TopicRow:
+    """The row of a batch in one of its topics."""
+    return TopicRow(
+        topic.topic_id,
+        topic.sequence,
+        Kind.BATCH,
+        topic.config_version,
+        topic.base_offsets,
+        topic.end_offsets,
+        plan.now_ms,
+        ref,
+        plan.app_id,
+        plan.batch_id,
+        plan.query_id,
+    )
+
+
+def unkeyed(topic: Topic) -> Topic | None:
+    """The definition behind a row whose records may lie in any partition; None: it says so already."""
+    return replace(topic, keyed=False) if topic.keyed else None
 
 
 @dataclass(frozen=True, slots=True)
