@@ -21,7 +21,7 @@ from logstore.cleaner.work import Cleaned, Indexed, PassWork
 from logstore.compaction.maintenance import Worker
 from logstore.compaction.planning import PartitionPlan
 from logstore.errors import DuramenError
-from logstore.files import OS_FILES, FileSystem, scratch_folder
+from logstore.files import OS_FILES, FileSystem, spark_local_dir
 from logstore.python_workers import use_this_python
 from logstore.spark_tasks import Task, cores_of, executor_name, run_tasks
 
@@ -156,7 +156,7 @@ class SparkWorkers:
 
 def executor() -> Worker:
     """This process, in a task of Spark's; copies go where Spark keeps its own."""
-    return Worker(executor_name(), folder=scratch_folder())
+    return Worker(executor_name(), folder=spark_local_dir())
 
 
 def _jobs(groups: Groups, cores: int, groups_at_once: int) -> list[Groups]:

@@ -346,7 +346,7 @@ def _make_directory(path: str) -> None:
             raise
 
 
-def scratch_folder() -> str | None:
+def spark_local_dir() -> str | None:
     """Where Spark keeps its own files, in one of its tasks; None elsewhere: the system's folder for temporary files."""
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((each for each in folders if os.path.isdir(each)), None)

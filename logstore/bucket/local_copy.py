@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from logstore.bucket.manifest import Segment
 from logstore.bucket.segment_object import object_bytes
 from logstore.errors import DuramenError
-from logstore.files import scratch_folder
+from logstore.files import spark_local_dir
 from logstore.objects.objects import Objects
 
 
@@ -84,7 +84,7 @@ class LocalCopy:
     def __init__(self, objects: Objects, threads: Executor, pieces: Sequence[Piece]) -> None:
         """Begin to fetch. Raises OSError where no file can be made."""
         self._objects = objects
-        self._file = tempfile.TemporaryFile(buffering=0, prefix="duramen-", dir=scratch_folder())  # noqa: SIM115
+        self._file = tempfile.TemporaryFile(buffering=0, prefix="duramen-", dir=spark_local_dir())  # noqa: SIM115
         pieces = _with_room(pieces, self._file.fileno())
         self._pieces: dict[str, list[Piece]] = {}
         for piece in sorted(pieces, key=lambda piece: piece.begin):

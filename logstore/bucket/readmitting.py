@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from logstore.bucket.manifest import Segment
 from logstore.bucket.mending import Mended, Repair
 from logstore.bucket.reader import Looked, PartitionSource, look
 from logstore.bucket.replacing import mend_segments
+from logstore.bucket.scratch import scratch_folder
 from logstore.directory.state import Loss
 from logstore.files import OS_FILES
 from logstore.limits import MIB
@@ -45,7 +45,7 @@ def readmit_partition(store: BucketStore, topic: Topic, number: int, done: Mende
     if not losses:
         return
     made = Elapsed()
-    with tempfile.TemporaryDirectory(prefix="duramen-") as scratch:
+    with scratch_folder(None) as scratch:
         found = Quarantine.fetched(store, topic, number, looked, scratch)
         mended = dict(_repaired(store, topic, source, looked, found, done, dry_run=dry_run))
     done.held_back += found.held_back

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from bucket.faulty import EVERY, Fault, FaultyObjects
+from bucket.test_maintaining import opened
 from logstore.bucket import freeing, retaining, sealing
 from logstore.bucket.elapsed import Elapsed
 from logstore.bucket.freeing import HOUR_MS
@@ -26,13 +27,8 @@ from logstore.records.record import Record
 NOW_MS = 1_700_000_000_000
 DAY_MS = 24 * HOUR_MS
 RULES = MaintenanceRules(seal=SealRules(force=True), compact=False)
-SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 RECORDS = [Record(b"%d" % number, b"v", NOW_MS) for number in range(20)]
 CONFIGS = {"retention.ms": "-1"}
-
-
-def opened(objects: Objects, clock: ManualClock, *, create: bool = False) -> BucketStore:
-    return BucketStore("memory://test", create=create, objects=objects, clock=clock)
 
 
 @pytest.fixture
@@ -160,10 +156,7 @@ def test_who_slept_since_before_the_end_brings_nothing_back(
         sleeper.append("goes", RECORDS)
 
 
-def test_a_run_that_fails_anywhere_is_done_again() -> None:
-    rng = random.Random(SEED)
-    print(f"DURAMEN_SEED={SEED}")
-
+def test_a_run_that_fails_anywhere_is_done_again(rng: random.Random) -> None:
     def ripe() -> tuple[MemoryObjects, ManualClock, str]:
         """The next run of maintenance deletes what is left of a topic."""
         clock = ManualClock(NOW_MS)

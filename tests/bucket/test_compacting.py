@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -45,17 +44,10 @@ from logstore.records.record import Record
 from logstore.store import LogStore
 from logstore.upkeep.retention import retain
 
-SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 QUICK = Patience(deadline_s=5, first_wait_s=0.001, sleep=lambda _: None, monotonic=lambda: 0.0)
 SMALL_MAP = Budget(1 << 20)
 WORKERS = LocalWorkers(1, lambda _name, _step, _bytes: None)
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "3000", "min.cleanable.dirty.ratio": "0.01"}
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    print(f"DURAMEN_SEED={SEED}")
-    return random.Random(SEED)
 
 
 def attempt(store: SmallStore, number: int = 0, *, forced: bool = False) -> Run:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
-
-import pytest
 
 from logstore.bucket.maintaining import MaintenanceRules, maintain
 from logstore.bucket.sealing import SealRules
@@ -21,14 +18,7 @@ from logstore.topic import TopicPartition
 from logstore.transfer.kafka_export import export_topics
 
 NOW_MS = 1_700_000_000_000
-SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 CONFIGS = {"segment.bytes": "6000"}
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    print(f"DURAMEN_SEED={SEED}")
-    return random.Random(SEED)
 
 
 def batch(rng: random.Random, now_ms: int) -> list[Record]:

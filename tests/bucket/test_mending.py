@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 
@@ -23,14 +22,7 @@ from logstore.errors import LedgerError
 from logstore.objects.memory import MemoryObjects
 from logstore.records.record import Record
 
-SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 DAY_MS = 24 * 3_600_000
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    print(f"DURAMEN_SEED={SEED}")
-    return random.Random(SEED)
 
 
 def filled(rng: random.Random, *, freed: bool = False) -> BucketStore:

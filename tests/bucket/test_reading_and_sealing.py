@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,13 +36,6 @@ from logstore.partition.latest import Wanted, latest_records
 from logstore.store import LogStore
 
 QUICK = Patience(deadline_s=5, first_wait_s=0.001, sleep=lambda _: None, monotonic=lambda: 0.0)
-SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    print(f"DURAMEN_SEED={SEED}")
-    return random.Random(SEED)
 
 
 def posix_bytes(store: LogStore, partition: int) -> bytes:

@@ -24,14 +24,7 @@ from logstore.objects.memory import MemoryObjects
 from logstore.objects.objects import Objects
 from logstore.records.record import Record
 
-SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 SEAL = MaintenanceRules(seal=SealRules(force=True))
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    print(f"DURAMEN_SEED={SEED}")
-    return random.Random(SEED)
 
 
 def filled(rng: random.Random, configs: dict[str, str] | None = None) -> BucketStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 
@@ -22,14 +21,7 @@ from logstore.objects.counted import CountedObjects
 from logstore.objects.memory import MemoryObjects
 from logstore.records.record import Record
 
-SEED = int(os.environ.get("DURAMEN_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 DAY_MS = 24 * 3_600_000
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    print(f"DURAMEN_SEED={SEED}")
-    return random.Random(SEED)
 
 
 class Followed:
